@@ -61,3 +61,5 @@ class Traits:
     divides_batches: bool = False
     """A client's objective takes the rows of a batch in parts (:meth:`rondo.algorithm.Loss.split`), so no gradient is
     that of one row."""
+    reads_gradients: bool = False
+    """A client uses gradients of its loss otherwise than for a step, so the noise of a step is not in them."""

@@ -162,7 +162,7 @@ def test_round_without_clients_steps_and_spends(sources: Path, tmp_path: Path) -
         ({"clients": {"sampling": "uniform"}}, "clients.sampling: the guarantee is for"),
         ({"clients": {"weighting": "examples"}}, "clients.weighting: a client with many rows"),
         ({"clients": {"min_clients": 2}}, "clients.min_clients: a round skipped"),
-        ({"evaluation": {"clients_every": 1}}, "evaluation.clients_every: scores at clients"),
+        ({"evaluation": {"clients_every": 1}}, "evaluation.clients_every: it shows what single clients learned"),
         ({"evaluation": {"diagnostics_every": 1}}, "evaluation.diagnostics_every: it looks at single uploads"),
         ({"robust": {"rule": "krum"}, "clients": {"min_clients": 3}}, "robust.rule: it looks at single uploads"),
         ({"admission": {"max_norm": 1.0}}, "admission.max_norm: privacy.clip bounds"),

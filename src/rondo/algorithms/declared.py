@@ -47,7 +47,7 @@ TRAITS: Mapping[str, Traits] = {
         exact=False, needs_factors=False, personal=True, keeps=everything, default_head="local"
     ),
     "rondo.algorithms.whole.scaffold:Scaffold": Traits(
-        exact=False, needs_factors=False, weighting="equal", server_step=True
+        exact=False, needs_factors=False, weighting="equal", server_step=True, reads_gradients=True
     ),
     "rondo.algorithms.whole.ditto:Ditto": Traits(exact=False, needs_factors=False, personal=True),
     "rondo.algorithms.whole.apfl:APFL": Traits(exact=False, needs_factors=False, personal=True),

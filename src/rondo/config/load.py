@@ -21,6 +21,7 @@ from rondo.config.explain import explain, merged, several, unknown
 from rondo.config.inputs import AT_SITES, GIVEN
 from rondo.config.rules import methods
 from rondo.config.rules.keys import cross_checks
+from rondo.config.rules.privacy import with_private_defaults
 from rondo.config.schema import AlgorithmConfig, RunConfig
 from rondo.errors import ConfigError, Problem
 
@@ -85,6 +86,7 @@ def _checked(raw: dict[str, Any], check_paths: bool) -> tuple[RunConfig | None, 
     except pydantic.ValidationError as error:
         value_problems = merged(explain(e, raw) for e in error.errors(include_url=False))
         return None, [*value_problems, *algorithm_problems, *_despite(value_problems, raw)]
+    config = with_private_defaults(config)
     problems = [*algorithm_problems, *cross_checks(config)]
     if check_paths:
         problems += [*missing_files(config), *missing_packages(config)]

@@ -27,9 +27,12 @@ def totals(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def guarantee_line(privacy: Mapping[str, Any]) -> str:
     """The guarantee of a run with differential privacy in a sentence. ``privacy``: as in ``summary.json``."""
+    of = {"client": "clients", "example": "rows"}[privacy["unit"]]
     against = {"reader": "who reads the released model", "server": "the server too"}[privacy["adversary"]]
-    line = f"differential privacy of clients, against {against}: epsilon {privacy['epsilon']:.3g} at delta "
-    line += f"{privacy['delta']:g}"
+    epsilon = (
+        "none" if privacy["epsilon"] is None else f"epsilon {privacy['epsilon']:.3g} at delta {privacy['delta']:g}"
+    )
+    line = f"differential privacy of {of}, against {against}: {epsilon}"
     return line if privacy["epsilon_valid"] else f"{line}, NOT VALID: privacy.debug_seed is set"
 
 

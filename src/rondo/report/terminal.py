@@ -248,7 +248,9 @@ def score_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield f"best, after round {best['rounds']}: {title}", "", _number(best[primary])
     if (privacy := summary.get("privacy")) is not None:
         valid = "" if privacy["epsilon_valid"] else ", NOT VALID: privacy.debug_seed"
-        yield f"epsilon at delta {privacy['delta']:g}, clients{valid}", "", f"{privacy['epsilon']:.3g}"
+        of = {"client": "clients", "example": "rows"}[privacy["unit"]]
+        epsilon = "infinite" if privacy["epsilon"] is None else f"{privacy['epsilon']:.3g}"
+        yield f"epsilon at delta {privacy['delta']:g}, {of}{valid}", "", epsilon
     if "local_only" in summary:
         local = summary["local_only"]
         if local.get("test") is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import math
 import re
@@ -324,8 +325,9 @@ def _check_structure(config: RunConfig, algorithm: Algorithm[Any], outline: Outl
 
 def _must_train(config: RunConfig, algorithm: Algorithm[Any], model: Model) -> None:
     """Raises :class:`ConfigError` where the method is about low-rank factors and the network takes none, where
-    ``model.head`` is set for a network without a head, and where ``train.micro_batch`` would change the step. A method
-    and a network of the user's own are left to agree."""
+    ``model.head`` is set for a network without a head, where ``train.micro_batch`` would change the step, and where
+    private steps would have no gradient of a row or no epsilon. A method and a network of the user's own are left to
+    agree."""
     initial, both_own = model.network.initial, model.form == "tensors" and own_code.is_name(config.algorithm.name)
     if algorithm.traits.needs_factors and not both_own and not adapted_modules(initial):
         message = f"{config.algorithm.name} trains low-rank factors, and this network has no adapted layer: "
@@ -337,6 +339,14 @@ def _must_train(config: RunConfig, algorithm: Algorithm[Any], model: Model) -> N
     if config.train.micro_batch is not None and normalises_by_batch(model.network):
         message = "the network normalises by the batch, and a part of a batch is another batch: remove it"
         raise ConfigError.at("train.micro_batch", message)
+    if config.privacy.unit == "example" and importlib.util.find_spec("dp_accounting") is None:
+        message = "epsilon is computed by dp-accounting, which is not installed: pip install dp-accounting==0.6.0"
+        raise ConfigError.at("privacy.unit", message)
+    if config.privacy.unit == "example" and normalises_by_batch(model.network):
+        message = (
+            "the network normalises by the batch, so no gradient is of one row: take one with another normalisation"
+        )
+        raise ConfigError.at("model.name", message)
     if config.model.head is not None and not any(map(head, initial)):
         raise ConfigError.at("model.head", "this network has no task head; remove it")
 

@@ -16,7 +16,6 @@ from typing import Any
 
 from rondo.engine.client.memory import freed_memory_kept
 from rondo.engine.crew import Workers
-from rondo.engine.server.private_sum import PrivateSum
 from rondo.engine.transport import Observer
 from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested, visible
 from rondo.models.kernels.out_of_memory import is_out_of_memory
@@ -84,6 +83,8 @@ class Runner:
         self.scores: dict[str, Any] = {"measures": {"before": {}, "after": {}}}
         self.resumed, self.past_skips, self.workers = resumed, past_skips, workers
         self.lost_workers = 0
+        self.guarantee: Mapping[str, Any] | None = None
+        """Differential privacy of everything published so far."""
 
     def run(self) -> RunResult:
         """Run all remaining rounds and finish."""
@@ -169,6 +170,8 @@ class Runner:
         server = federation.server
         server.state, server.ledger, server.aggregated = point.state, point.ledger, point.aggregated
         self.scores |= point.scores
+        if lines:
+            self._note_guarantee(json.loads(lines[-1]))
 
     def _commit(self, rounds: int) -> None:
         server = self.federation.server
@@ -185,7 +188,9 @@ class Runner:
         record = server.run_round(attempt, self.observer)
         done = attempt + 1
         if self.private is not None:
-            record |= self._guarantee(self.private)
+            valid = self.config.privacy.debug_seed is None
+            record |= {"epsilon": self.private.epsilon(), "epsilon_valid": valid}
+        self._note_guarantee(record)
         measures = self.scores["measures"]
         record["measures"] = self._measures(done, measures["after"])
         self.scores["measures"] = {**measures, "after": record["measures"]}
@@ -201,9 +206,13 @@ class Runner:
         self.lost_workers = len(lost)
         self.observer.round_done(record)
 
-    def _guarantee(self, private: PrivateSum) -> dict[str, Any]:
-        """Epsilon of everything published so far, and whether it is valid."""
-        return {"epsilon": private.epsilon(), "epsilon_valid": self.config.privacy.debug_seed is None}
+    def _note_guarantee(self, record: Mapping[str, Any]) -> None:
+        """Note what differential privacy there is after the round of ``record``, if any."""
+        privacy = self.config.privacy
+        if privacy.unit is not None:
+            keys = ("unit", "adversary", "delta", "clip", "noise", "budget")
+            spent = {key: record[key] for key in ("epsilon", "epsilon_valid")}
+            self.guarantee = {**spent, **{key: getattr(privacy, key) for key in keys}}
 
     def _score(self, record: dict[str, Any], done: int) -> None:
         """Add the scores that are due after ``done`` rounds to the last one's record, and note the best."""
@@ -218,7 +227,8 @@ class Runner:
             scores |= self._on_test(done)
         if not self.assembly.best_at_clients:
             self._note_best(record, done)
-        if not self.config.hides_uploads and (last or self._early(done) or _due(done, config.clients_every)):
+        shown = not self.config.hides_uploads and self.config.privacy.unit is None
+        if shown and (last or self._early(done) or _due(done, config.clients_every)):
             self.observer.phase("evaluating")
             scores |= self.federation.scorer.at_clients(server.state, server.round(done))
         if self.assembly.best_at_clients:
@@ -273,9 +283,8 @@ class Runner:
         server, model, facts = self.federation.server, self.assembly.model, self.facts
         seen, base = self.federation.scorer.newcomer(server.state, server.round(rounds))
         before = self.scores["before"]
-        if self.private is not None:
-            privacy, spent = self.config.privacy, self._guarantee(self.private)
-            notes = (*notes, guarantee_line({**spent, "delta": privacy.delta, "adversary": privacy.adversary}))
+        if self.guarantee is not None:
+            notes = (*notes, guarantee_line(self.guarantee))
         text = card(facts, model.form, rounds=rounds, before=before, after=scores, notes=notes)
         with written(self.directory.path):
             durable.write_folder(folder, lambda folder: save(folder, model, seen, base, facts, text))
@@ -338,17 +347,8 @@ class Runner:
             "generated": sample_scores(self.assembly, answers[0], answers[1]),
             **totals(history),
         }
-        if self.private is not None:
-            privacy = self.config.privacy
-            summary["privacy"] = {
-                **self._guarantee(self.private),
-                "unit": privacy.unit,
-                "adversary": privacy.adversary,
-                "delta": privacy.delta,
-                "clip": privacy.clip,
-                "noise": privacy.noise,
-                "budget": privacy.budget,
-            }
+        if self.guarantee is not None:
+            summary["privacy"] = self.guarantee
         if self.config.evaluation.local_only:
             summary["local_only"] = local_only(self.assembly, self.onlooker.stop)
         summary["seconds"] = {

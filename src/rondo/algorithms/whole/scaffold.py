@@ -72,9 +72,16 @@ class Scaffold(Algorithm[ServerState]):
 
     @property
     def traits(self) -> Traits:  # type: ignore[override]
-        """Option II reads the mean gradient off the movement."""
+        """Option I takes the mean gradient from the loss; option II reads it off the movement."""
         plain = self.option == "II"
-        return Traits(exact=False, needs_factors=False, weighting="equal", server_step=True, plain_sgd=plain)
+        return Traits(
+            exact=False,
+            needs_factors=False,
+            weighting="equal",
+            server_step=True,
+            plain_sgd=plain,
+            reads_gradients=not plain,
+        )
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
         zeros = {_control(n): torch.zeros_like(t) for n, t in pick(params, ~buffer).items()}

@@ -7,6 +7,18 @@ from collections.abc import Iterator
 from rondo.config.schema import EvaluationConfig, PrivacyConfig, RunConfig
 from rondo.errors import Problem
 
+_OFF = {"packing": False, "length_grouping": False, "max_grad_norm": 0.0}
+"""Keys of ``[train]`` whose defaults do not go with steps that clip each row."""
+
+
+def with_private_defaults(config: RunConfig) -> RunConfig:
+    """``config`` with the defaults of ``[train]`` that ``unit = "example"`` needs, so that a run's own file, which has
+    every key, says them."""
+    if config.privacy.unit != "example":
+        return config
+    left = {key: value for key, value in _OFF.items() if key not in config.train.model_fields_set}
+    return config.model_copy(update={"train": config.train.model_copy(update=left)})
+
 
 def privacy_checks(config: RunConfig) -> Iterator[Problem]:
     """Yield the faults of ``[privacy]``."""
@@ -81,13 +93,27 @@ def _of_clients(config: RunConfig) -> Iterator[Problem]:
 
 def _of_examples(config: RunConfig) -> Iterator[Problem]:
     """Options that break the guarantee of ``unit = "example"``."""
-    train = config.train
+    train, privacy, evaluation = config.train, config.privacy, config.evaluation
     if config.clients.weighting != "uniform":
         message = 'weights by numbers of rows tell whether a row is there: set it to "uniform"'
         yield Problem("clients.weighting", message)
     for key in ("packing", "length_grouping"):
-        if getattr(train, key) and key in train.model_fields_set:
+        if getattr(train, key):
             yield Problem(f"train.{key}", "rows of a step are drawn one by one and clipped one by one: remove it")
+    if train.max_grad_norm:
+        yield Problem("train.max_grad_norm", "privacy.clip takes its place, row by row: remove it")
+    if privacy.group is not None:
+        yield Problem(
+            "privacy.group", 'no step is clipped by persons yet, and unit = "example" hides single rows: remove it'
+        )
+    if privacy.budget is not None:
+        message = "how many steps a round will take is up to the method, so no round is refused beforehand: remove it"
+        yield Problem("privacy.budget", f"{message}, and read epsilon in the round's record")
+    if evaluation.clients_every:
+        yield Problem("evaluation.clients_every", "scores on a client's rows have no noise: remove it")
+    if evaluation.local_only or evaluation.fine_tune_epochs:
+        key = "local_only" if evaluation.local_only else "fine_tune_epochs"
+        yield Problem(f"evaluation.{key}", "it trains on the rows without noise, which is not in epsilon: remove it")
     if config.model.norm == "batch" and config.model.name.startswith("builtin:resnet"):
         yield Problem("model.norm", 'it mixes the rows of a batch: set it to "group"')
 

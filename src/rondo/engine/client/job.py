@@ -103,7 +103,7 @@ def encode_answers(answers: Sequence[Answer]) -> bytes:
         reason = None if failure is None else (failure.client, failure.reason, failure.detail)
         upload = answer.upload
         assert not isinstance(upload, bytes)
-        tree.append((answer.client, upload, answer.kept, answer.loss, reason, answer.flops))
+        tree.append((answer.client, upload, answer.kept, answer.loss, reason, answer.work, answer.flops))
     return serialization.pack(tree)
 
 
@@ -111,8 +111,8 @@ def decode_answers(data: bytes) -> list[Answer]:
     """The answers from :func:`encode_answers`."""
     tree = serialization.unpack(data, Upload(Client("", 0), {}, 1.0))
     return [
-        Answer(client, upload, kept, loss, None if reason is None else ClientFailed(*reason), flops=flops)
-        for client, upload, kept, loss, reason, flops in tree
+        Answer(client, upload, kept, loss, None if reason is None else ClientFailed(*reason), work=work, flops=flops)
+        for client, upload, kept, loss, reason, work, flops in tree
     ]
 
 

@@ -96,6 +96,7 @@ class LocalRound:
             states,
             self.stop,
             self.flops,
+            self.config.privacy if self.config.privacy.unit == "example" else None,
         )
         received = replace(shared[0], params=_stacked([s.params for s in shared], device), base=trainer.base)
         uploads, after = algorithm.client_update(received, _stacked(local, device), self.around(trainer))

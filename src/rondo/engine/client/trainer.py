@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -22,6 +22,7 @@ from rondo.algorithm import (
     Fit,
     FitOptions,
     Loss,
+    Objective,
     Round,
     Trainer,
     Upload,
@@ -29,11 +30,12 @@ from rondo.algorithm import (
     plain,
     split_rows,
 )
-from rondo.config.schema import ClientsConfig, TrainConfig
+from rondo.config.schema import ClientsConfig, PrivacyConfig, TrainConfig
 from rondo.engine.client.accumulation import Part, mean_loss, split
 from rondo.engine.client.flops import Flops
 from rondo.engine.client.least_squares import minimiser
-from rondo.errors import StopRequested
+from rondo.engine.client.private_step import PrivateSteps
+from rondo.errors import ConfigError, StopRequested
 from rondo.models.networks.network import Base, Network
 from rondo.models.networks.rows import Rows, to_device
 from rondo.models.shortcuts.head_inputs import HeadInputs, head_inputs
@@ -86,6 +88,9 @@ class CohortTrainer(Trainer):
     """Checked before every step. Once it is set, ``fit`` raises :class:`StopRequested`."""
     flops: Flops | None = None
     """The operations of a pass; None counts none."""
+    privacy: PrivacyConfig | None = None
+    """Example-level differential privacy of every fit, of a cohort of one client: what methods close over then has a
+    client axis of 1, which broadcasts to rows. Its losses are not told, because they have no noise."""
     failed: dict[str, ClientFailed] = field(default_factory=dict)
     """Failures by client id."""
     losses: list[Tensor] = field(default_factory=list)
@@ -100,6 +105,8 @@ class CohortTrainer(Trainer):
 
     def __post_init__(self) -> None:
         self._operations = [0] * len(self.clients)
+        if self.privacy is not None and len(self.clients) > 1:
+            raise ValueError("private steps are of one client at a time")
         self.lr = self.config.rate(self.round.index, self.round.total)
 
     def fit_with(self, params: Params, options: FitOptions) -> Fit:
@@ -112,6 +119,7 @@ class CohortTrainer(Trainer):
         if steps is None and epochs is None:
             steps, epochs = config.local_steps, config.local_epochs
         self._must_have_rows()
+        private = self._private(stream)
         trained = {n: t.detach().clone().requires_grad_() for n, t in pick(params, train & ~buffer).items()}
         leaves = list(trained.values())
         # A forward pass updates statistics in place: give it copies, which count if they are to be trained.
@@ -122,39 +130,52 @@ class CohortTrainer(Trainer):
         dropout = [self.round.attempt_generator("dropout", c.id, stream) for c in self.clients]
         augmenting = [self.round.attempt_generator("augment", c.id, stream) for c in self.clients]
         device = self.network.device
-        kept = self._head_inputs(params, trained, steps, epochs) if objective is plain else None
+        shortened = objective is plain and private is None
+        kept = self._head_inputs(params, trained, steps, epochs) if shortened else None
         alive = torch.ones(len(self.clients), dtype=torch.bool, device=device)
         losses: list[Tensor] = []
         taken = torch.zeros(len(self.clients), dtype=torch.long)
         rows = torch.zeros(len(self.clients), dtype=torch.long)
         behind = torch.zeros(len(self.clients), dtype=torch.long)
-        for counts, batch in self._steps(stream, steps, 1 if epochs is None else epochs):
+        for counts, batch in self._steps(stream, steps, 1 if epochs is None else epochs, private):
             if self.stop is not None and self.stop.is_set():
                 raise StopRequested
-            loss, self._parted = self._loss(batch, dropout, augmenting, kept), None
-            value = objective({**used, **trained}, loss)
-            has_rows = torch.tensor([n > 0 for n in counts])
-            taken += has_rows
-            rows += torch.tensor(counts)
-            behind += torch.tensor(counts if self._parted is None else self._parted)
-            training = to_device(has_rows, device)
-            alive = alive & (value.detach().isfinite() | ~training)
-            stepping = alive & training
-            losses.append(torch.where(training, value.detach(), math.nan))
+            if private is not None:
+                if optimizer is not None:
+                    parts = self._row_objectives(batch[0], objective, used, dropout, augmenting)
+                    for name, gradient in private.gradient(trained, parts).items():
+                        trained[name].grad = gradient.to(trained[name].dtype)
+                    optimizer.step()
+                taken += 1
+                rows += private.expected  # the number drawn is a secret
+                behind += private.expected
+                losses.append(torch.full((1,), math.nan))
+            else:
+                loss, self._parted = self._loss(batch, dropout, augmenting, kept), None
+                value = objective({**used, **trained}, loss)
+                has_rows = torch.tensor([n > 0 for n in counts])
+                taken += has_rows
+                rows += torch.tensor(counts)
+                behind += torch.tensor(counts if self._parted is None else self._parted)
+                training = to_device(has_rows, device)
+                alive = alive & (value.detach().isfinite() | ~training)
+                losses.append(torch.where(training, value.detach(), math.nan))
+                if optimizer is not None:
+                    self._take_step(optimizer, leaves, value, alive & training)
+                # Free these and the gradients before the next forward pass: small leftovers would break up the memory
+                # that it takes (docs/log/decisions.md, "Page faults and freed memory").
+                del loss, value
             if optimizer is not None:
-                self._take_step(optimizer, leaves, value, stepping)
                 with torch.no_grad():
                     for name, tensor in options.project(trained).items():
                         trained[name].copy_(tensor)
-            # Free these and the gradients before the next forward pass: small leftovers would break up the memory that
-            # it takes (docs/log/decisions.md, "Page faults and freed memory").
-            del loss, value
         result = {n: t.detach() for n, t in trained.items()} | pick(statistics, train)
         final = {n: result.get(n, t) for n, t in params.items()}
         table = torch.stack(losses).cpu() if losses else torch.zeros(0, len(self.clients))
         self.losses.append(table)
         self.work.append((taken, behind))
-        self.find_failed(final, table, taken)
+        # A row whose loss is not finite does not count in a private step, so no loss is a failure there.
+        self.find_failed(final, table if private is None else table.nan_to_num(0.0), taken)
         mean = table.nan_to_num(0.0).sum(0) / taken.clamp_min(1)
         return Fit(final, taken, rows, mean)
 
@@ -178,6 +199,7 @@ class CohortTrainer(Trainer):
 
     def solve(self, params: Params, *, train: Select) -> Fit:
         """See :meth:`rondo.algorithm.Trainer.solve`. All rows of the cohort are in one call; adapter dropout is off."""
+        self._must_be_open("an exact minimiser")
         self._must_have_rows()
         self.flops = None  # a least-squares solution is no pass
         batch = [list(examples) for examples in self.examples]
@@ -195,6 +217,7 @@ class CohortTrainer(Trainer):
 
     def second_moment(self, params: Params, *, of: Select) -> Tensor:
         """See :meth:`rondo.algorithm.Trainer.second_moment`. Every row is a client of its own in one call."""
+        self._must_be_open("a moment of the rows' gradients")
         self._must_have_rows()
         self.flops = None
         batch = [[e] for examples in self.examples for e in examples]
@@ -229,9 +252,14 @@ class CohortTrainer(Trainer):
         return None if self.flops is None else self._operations[index]
 
     def _steps(
-        self, stream: int, steps: int | None, epochs: int
+        self, stream: int, steps: int | None, epochs: int, private: PrivateSteps | None
     ) -> Iterator[tuple[tuple[int, ...], list[list[Example]]]]:
-        """Batches of all clients, step by step, with each client's number of rows. A client that is done has none."""
+        """Batches of all clients, step by step, with each client's number of rows. A client that is done has none, as
+        has a draw of ``private`` steps that is empty."""
+        if private is not None:
+            for drawn in private.batches(self.examples[0], steps, epochs):
+                yield (len(drawn),), [drawn]
+            return
         streams = [
             self._stream(examples, self.round.attempt_generator("data", client.id, stream), steps, epochs)
             for client, examples in zip(self.clients, self.examples, strict=True)
@@ -274,12 +302,46 @@ class CohortTrainer(Trainer):
             return mean_loss(passes, seen)
 
         def parts(share: float) -> tuple[Loss, Loss]:
+            self._must_be_open("parts of a batch")
             divided = [split_rows(len(group), share) for group in batch]
             self._parted = [min(map(len, parts)) for parts in divided]
             first, second = ([[g[i] for i in d[k]] for g, d in zip(batch, divided, strict=True)] for k in (0, 1))
             return self._loss(first, dropout, augmenting, kept), self._loss(second, dropout, augmenting, kept)
 
         return Loss(whole, parts, to_device(torch.tensor([len(group) for group in batch]), self.network.device))
+
+    def _private(self, stream: int) -> PrivateSteps | None:
+        """The private steps of fit number ``stream`` in this round; None where steps are not private."""
+        if self.privacy is None:
+            return None
+        if len(self.examples[0]) != self.clients[0].num_examples:
+            raise ValueError("epsilon is computed from the client's number of rows, and it trains on another number")
+        purpose = f"{self.round.attempt}/{stream}/{self.clients[0].id}"
+        return PrivateSteps(self.privacy, self.config.batch_size, len(self.examples[0]), purpose)
+
+    def _row_objectives(
+        self,
+        batch: Sequence[Example],
+        objective: Objective,
+        used: Params,
+        dropout: Sequence[torch.Generator],
+        augmenting: Sequence[torch.Generator],
+    ) -> Iterator[tuple[int, Callable[[Params], Tensor]]]:
+        """Parts of a client's batch: the number of rows, and the objective with each row a client of its own. A part
+        has as many rows as a step without privacy has at most in one pass, whatever was drawn."""
+        network = self.network
+        alone = network.one_at_a_time is not None or network.minds_padding
+        size = 1 if alone else min(self.config.batch_size, self.config.micro_batch or self.config.batch_size)
+        for start in range(0, len(batch), size):
+            part = batch[start : start + size]
+            count = len(part)
+            loss = self._loss([[e] for e in part], [*dropout] * count, [*augmenting] * count)
+            yield count, partial(_of_rows, count, used, objective, loss)
+
+    def _must_be_open(self, what: str) -> None:
+        if self.privacy is not None:
+            message = f"the method asks for {what}, to which no noise can be added: take another method"
+            raise ConfigError.at("privacy.unit", message)
 
     def _pass(
         self,
@@ -304,7 +366,9 @@ class CohortTrainer(Trainer):
     def _count(self, flops: Flops, seen: Params, batch: Sequence[Sequence[Example]]) -> None:
         trained = {n for n, t in seen.items() if t.requires_grad} if torch.is_grad_enabled() else ()
         for k, group in enumerate(batch):
-            self._operations[k] += flops.of_pass(trained, [self.task.lengths(e) for e in group])
+            self._operations[k if self.privacy is None else 0] += flops.of_pass(
+                trained, [self.task.lengths(e) for e in group]
+            )
 
     def _output(
         self,
@@ -369,6 +433,18 @@ class CohortTrainer(Trainer):
                 self.failed.setdefault(client.id, ClientFailed(client.id, "nonfinite_parameters", detail))
         if len(self.failed) == len(self.clients):
             raise self.failed[self.clients[0].id]
+
+
+def _of_rows(count: int, used: Params, objective: Objective, loss: Loss, leaves: Params) -> Tensor:
+    """``objective`` of ``count`` rows, (rows,). ``used``: tensors of one client, (1, ...), in which ``leaves`` replace
+    those that are trained, (rows, ...)."""
+
+    def wide(tensors: Params) -> dict[str, Tensor]:
+        return {n: t if len(t) == count else t.expand(count, *t.shape[1:]) for n, t in tensors.items()}
+
+    # A method may put tensors of its own into what the network sees, beside those that it is given.
+    by_row = Loss(lambda seen: loss(wide(seen)), loss.parts, loss.rows)
+    return objective({**wide(used), **leaves}, by_row)
 
 
 def _clip(leaves: Sequence[Tensor], limit: float) -> None:

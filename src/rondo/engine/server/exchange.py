@@ -70,6 +70,9 @@ class Exchange:
         work = Work(turnout, self._shared, self._parcel, self._holds, counted, largest, setting.measured)
         for answer in setting.transport.exchange(setting.round, work):
             client_id = answer.client.id
+            if setting.config.privacy.unit == "example":  # an upload that is turned away has been seen too
+                spent = setting.ledger.private_steps
+                spent[client_id] = spent.get(client_id, 0) + sum(steps for steps, _ in answer.work)
             upload, failure = self._admitted(gate, answer)
             if client_id not in waiting:  # not asked, or it has answered before
                 if upload is not None:

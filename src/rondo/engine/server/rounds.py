@@ -15,6 +15,7 @@ from rondo.engine.server.diagnostics import diagnose
 from rondo.engine.server.exchange import Exchange, RoundContext, noted
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.server.sampling import sample
+from rondo.engine.server.spent import epsilons
 from rondo.engine.transport import Observer, Transport
 from rondo.engine.wire import serialization
 from rondo.engine.wire.envelope import Identity
@@ -144,6 +145,7 @@ class Server:
             "client_flops": None if self.config.hides_uploads else exchange.flops(),
             "server_seconds": cost.seconds,
             "server_memory_bytes": cost.peak_bytes,
+            **epsilons(self.config, self.clients, self.ledger.private_steps, {c.id for c in chosen}),
         }
         before = self.state
         if skipped is None:

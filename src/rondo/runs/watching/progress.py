@@ -26,7 +26,8 @@ def round_line(record: Mapping[str, Any], rounds: int) -> str:
         parts.append(f"skipped: {record['skipped']}")
     parts += measured(record)
     if "epsilon" in record:
-        parts.append(f"epsilon {record['epsilon']:.3g}" + ("" if record["epsilon_valid"] else " (not valid)"))
+        epsilon = "infinite" if record["epsilon"] is None else f"{record['epsilon']:.3g}"
+        parts.append(f"epsilon {epsilon}" + ("" if record["epsilon_valid"] else " (not valid)"))
     parts.append(f"{human_bytes(record['bytes_up'])} up, {human_bytes(record['bytes_down'])} down")
     parts.append(f"{record['seconds']:.1f} s")
     return f"round {record['round'] + 1} of {rounds}: {', '.join(parts)}"
