@@ -225,7 +225,10 @@ def test_conversations_are_answered(gpt2: Path, tmp_path: Path) -> None:
 def test_response_beyond_the_models_positions_is_refused(gpt2: Path, tmp_path: Path) -> None:
     result = language_run(gpt2, tmp_path, text="text")
     data = write_rows(tmp_path / "x.csv", [{"text": "a"}, {"text": "the film " * 5}])
-    for count, word in ((POSITIONS - 9, f"{POSITIONS - 9} after the 10 tokens of row 1"), (0, "must be at least 1")):
+    for count, word in (
+        (POSITIONS - 9, f"{POSITIONS - 9} after the 10 tokens of {data}, line 3"),
+        (0, "must be at least 1"),
+    ):
         found = problems(lambda count=count: rondo.predict(result.run_dir, data, max_new_tokens=count))
         assert word in found["--max-new-tokens"]
     assert len(rondo.predict(result.run_dir, data, max_new_tokens=POSITIONS - 10)) == 2

@@ -81,7 +81,8 @@ def faults(call: Callable[[], Any]) -> str:
 
 
 def deal(raw: dict[str, Any]) -> Any:
-    config = load({"task": {"text": "text", "label": "label"}, **raw})
+    partition = {"kind": "iid", "clients": 2} if "source" in raw["data"] else {}
+    config = load({"task": {"text": "text", "label": "label"}, "partition": partition, **raw})
     source = load_rows(config)
     config = resolved(config, source)
     return deal_rows(config, source, find_labels(config, source))
