@@ -6,7 +6,7 @@ import math
 
 _INTERVAL = 1e-3
 """Grid of privacy losses, rounded up to it. A tenth of a second per result, a tenth of what the default of 1e-4 takes,
-and an epsilon that is larger by a ten-thousandth at most in the cases tried."""
+and an epsilon that is larger by about a ten-thousandth."""
 
 
 def epsilon(noise: float, q: float, steps: int, delta: float) -> float:

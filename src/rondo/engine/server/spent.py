@@ -30,14 +30,17 @@ def epsilons(
         return {}
     assert privacy.noise is not None
     assert privacy.delta is not None
-    spent = {}
+    spent: dict[str, float] = {}
     for client in clients:
         taken = steps.get(client.id, 0)
         q = min(1.0, config.train.batch_size / client.num_examples) if taken else 0.0
-        value = _epsilon(privacy.noise, q, taken, privacy.delta)
-        spent[client.id] = value if math.isfinite(value) else None
+        spent[client.id] = _epsilon(privacy.noise, q, taken, privacy.delta)
     return {
-        "epsilon": None if None in spent.values() else max(spent.values(), default=0.0),
-        "client_epsilon": {c: spent[c] for c in spent if c in asked},
+        "epsilon": _told(max(spent.values(), default=0.0)),
+        "client_epsilon": {c: _told(value) for c, value in spent.items() if c in asked},
         "epsilon_valid": privacy.debug_seed is None,
     }
+
+
+def _told(value: float) -> float | None:
+    return value if math.isfinite(value) else None
