@@ -16,11 +16,13 @@ from records import timeless
 from rondo.algorithm import Client, Upload
 from rondo.algorithms.compatible import refused
 from rondo.algorithms.table import TABLE
+from rondo.config import load
 from rondo.engine.client.job import decode_answers, encode_answers
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.server.rounds import Server
 from rondo.engine.transport import Answer
 from rondo.errors import ConfigError, RunStopped
+from rondo.federation.server import remote_run
 from rondo.models.loading.peft import read_tensors
 from rondo.privacy.accountant import epsilon
 from rondo.runs import runner
@@ -168,3 +170,12 @@ def test_ledger_keeps_the_steps() -> None:
     ledger = Ledger(private_steps={"a": 7})
     assert Ledger.from_json(ledger.to_json()).private_steps == {"a": 7}
     assert b"private_steps" not in Ledger().to_json()
+
+
+def test_federation_refuses_it(sources: Path) -> None:
+    config = load(configured(sources))
+    with pytest.raises(ConfigError) as caught:
+        remote_run.check(config)
+    assert [p.message for p in caught.value.problems if p.path == "privacy.unit"] == [
+        "no site's contract decides on it yet: remove it"
+    ]

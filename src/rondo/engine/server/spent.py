@@ -30,14 +30,17 @@ def epsilons(
         return {}
     assert privacy.noise is not None
     assert privacy.delta is not None
-    spent: dict[str, float | None] = {}
+    spent: dict[str, float] = {}
     for client in clients:
         taken = steps.get(client.id, 0)
-        share = config.train.batch_size / max(1, client.num_examples)
-        value = _epsilon(privacy.noise, min(1.0, share), taken, privacy.delta) if taken else 0.0
-        spent[client.id] = value if math.isfinite(value) else None
+        q = min(1.0, config.train.batch_size / max(1, client.num_examples))
+        spent[client.id] = _epsilon(privacy.noise, q, taken, privacy.delta) if taken else 0.0
     return {
-        "epsilon": None if None in spent.values() else max((e for e in spent.values() if e is not None), default=0.0),
-        "client_epsilon": {c: spent[c] for c in spent if c in asked},
+        "epsilon": _told(max(spent.values(), default=0.0)),
+        "client_epsilon": {c: _told(value) for c, value in spent.items() if c in asked},
         "epsilon_valid": privacy.debug_seed is None,
     }
+
+
+def _told(value: float) -> float | None:
+    return value if math.isfinite(value) else None
