@@ -162,16 +162,16 @@ class PrivacyConfig(Section):
     """Protection of clients or of their rows from a named adversary. Left out, there is none."""
 
     adversary: Literal["reader", "server"] | None = None
-    """Who must not learn about one client or one row: ``"reader"`` has the released model, and the server is trusted;
-    ``"server"`` is the server itself, honest but curious, the other clients and the reader."""
+    """The party that must not learn about one client or one row: ``"reader"`` has the released model, and the server is
+    trusted; ``"server"`` is the server itself, honest but curious, the other clients and the reader."""
     secure_aggregation: bool = False
     """The server opens the sum of a round's uploads and no upload by itself. A simulation adds the same integers
     without masks; ``rondo federate`` refuses it in this version."""
     ring: Literal[32, 64] = 32
     """Bits of a number in a masked upload."""
     unit: Literal["client", "example"] | None = None
-    """What differential privacy hides: that a client took part, or that a row is among a client's rows. Left out, there
-    is no differential privacy."""
+    """The secret that differential privacy keeps: that a client took part, or that a row is among a client's rows. Left
+    out, there is no differential privacy."""
     clip: Annotated[float, Field(gt=0)] | None = None
     """Largest Euclidean norm of what one unit adds: the difference of a client's upload from that of a client that
     learned nothing, or the gradient of a row."""
@@ -185,8 +185,6 @@ class PrivacyConfig(Section):
     group: Name | None = None
     """Column that says whose a row is, with ``unit = "example"``: all rows of a person are one unit. Left out, each row
     is."""
-    colluding: Annotated[int, Field(ge=0)] = 0
-    """Number of clients that may tell the server their part of the noise, with ``adversary = "server"``."""
     debug_seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """Seed of sampling and noise, for tests. Every output then says that epsilon is not valid."""
 

@@ -39,7 +39,7 @@ _KEYS = {
     "fp16": 'train.precision = "fast" or "exact"',
     "bf16": 'train.precision = "fast" or "exact"',
 }
-"""What to write in place of a word."""
+"""Keys to write in place of a word."""
 
 _NONE = {
     "save_steps": "every round is committed to the disk",

@@ -51,9 +51,6 @@ def _unused(privacy: PrivacyConfig) -> Iterator[Problem]:
                 yield Problem(f"privacy.{key}", 'only differential privacy uses it: set unit = "client" or "example"')
     if privacy.group is not None and privacy.unit != "example":
         yield Problem("privacy.group", 'only unit = "example" uses it: set unit, or remove it')
-    if privacy.colluding and not (privacy.secure_aggregation and privacy.unit == "client"):
-        message = 'it counts with unit = "client" and secure_aggregation = true alone: remove it'
-        yield Problem("privacy.colluding", message)
     if privacy.ring != PrivacyConfig().ring and not privacy.secure_aggregation:
         yield Problem("privacy.ring", "only secure_aggregation = true uses it: set that, or remove it")
 
