@@ -229,7 +229,8 @@ def test_tests_have_the_last_word(says: list[Any], answers: list[str], verdict: 
 def test_problem_without_text_is_refused(cell: Any, tmp_path: Path) -> None:
     file = write_rows(tmp_path / "problems.jsonl", [ROWS[0], {**ROWS[1], "test": cell}])
     found = problems(lambda: read_problems(str(file)))
-    assert list(found.values()) == ["row 1 has no text in column 'test': name a file with HumanEval's columns"]
+    expected = f"{file}, line 2 has no text in column 'test': name a file with HumanEval's columns"
+    assert list(found.values()) == [expected]
 
 
 @pytest.mark.parametrize(("samples", "drawn"), [(1, False), (2, True)])
