@@ -282,7 +282,7 @@ class _Checker:
         self._used = 0
         self._problems: list[str] = []
         self._places: list[tuple[Places, int]] = []
-        """Of every usable row that is opened later, its number and the places of its source."""
+        """The number and the places of its source, for every usable row that is opened later."""
 
     def usable(self, rows: Sequence[Row], where: str) -> Rows:
         """The usable rows. All are counted in ``loaded``, the others in ``dropped``. ``where``: begins the place of

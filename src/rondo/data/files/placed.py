@@ -72,7 +72,7 @@ def joined(parts: Sequence[list[dict[str, Any]]]) -> PlacedRows:
 
 
 def places_of(rows: Sequence[Any], where: str = "") -> Places:
-    """Where each of ``rows`` is. ``where``: begins the place of rows that do not know it themselves."""
+    """The place of each of ``rows``. ``where``: begins the place of rows that do not know it themselves."""
     if isinstance(rows, PlacedRows):
         return rows.places
     return from_zero if not where else lambda number: f"{where}{from_zero(number)}"
