@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from workloads import WORKLOADS, alpaca_texts, tokenizer
 
-from rondo.engine.client.trainer import batches
+from rondo.engine.client.batches import batches
 from rondo.tasks.language.stores.token_store import TextExample
 
 

@@ -10,6 +10,7 @@ os.environ.update(
     TRANSFORMERS_OFFLINE="1",
     HF_DATASETS_OFFLINE="1",
     FLWR_TELEMETRY_ENABLED="0",
+    OMP_NUM_THREADS="1",  # for processes that tests start: threads are part of a run
     TERM="xterm-256color",  # output does not depend on the terminal that runs the tests
 )
 for switch in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
@@ -34,6 +35,22 @@ torch.set_num_threads(1)
 
 settings.register_profile("rondo", deadline=None, print_blob=True)
 settings.load_profile("rondo")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--share", default="0/1", help="K/N: of each test's cases those numbered K modulo N, one at least")
+
+
+@pytest.hookimpl(trylast=True)  # after -m and -k
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the other shares: N runs with K from 0 to N - 1 try every case."""
+    number, shares = map(int, config.getoption("--share").split("/"))
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept = {item for group in cases.values() for item in group[number % min(shares, len(group)) :: shares]}
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
 
 
 def _is_local(family: int, address: Any) -> bool:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy
 from numpy.typing import NDArray
 
 from rondo.privacy.fixed_point import Ring
 from rondo.privacy.opening import NoSum, ServerSession
-from rondo.privacy.session import Sent, Shares, SiteSession, Terms, threshold_of
+from rondo.privacy.session import Sent, Shares, SiteSession, Terms
+from rondo.privacy.shares import threshold_of
 
 
 def terms_for(count: int, ring: Ring = 32, **changes: object) -> Terms:
     facts = {"run": "r", "attempt": 3, "model": "m", "plan": "p", "tensors": ("w.A", "w.B"), "ring": ring}
+    facts |= {"fraction": 20, "largest": 1.0}
     return Terms(**{"threshold": threshold_of(count), **facts, **changes})  # type: ignore[arg-type]
 
 
@@ -33,12 +36,15 @@ def make_sites(names: Sequence[str], terms: Terms, least: int = 2) -> dict[str, 
 class Attempt:
     """One attempt's letters.
 
-    ``received``: every masked vector that the server ever got, late ones too.
-    ``answers``: every letter with shares that the server ever got.
+    ``sent``, ``given``: every masked vector and every letter with shares that ever left a site. A letter that is lost
+    to the protocol is not lost to a server that says so, nor to whoever listens.
+    ``received``, ``answers``: those of them that the server says it got, late ones too.
     ``opened``: the sites whose sum was opened, with the sum; None without one.
     ``late``: sites of void sessions whose letter came after all.
     """
 
+    sent: list[Sent] = field(default_factory=list)
+    given: list[Shares] = field(default_factory=list)
     received: list[Sent] = field(default_factory=list)
     answers: list[Shares] = field(default_factory=list)
     sets: list[tuple[str, ...]] = field(default_factory=list)
@@ -58,13 +64,15 @@ def play(
         while True:
             luck.shuffle(here)
             for name in here:
-                sites[name], ready = sites[name].ready(lambda text, name=name: signs(name, text), luck.randbytes)
+                sign = partial(signs, name)
+                sites[name], ready = sites[name].ready(server.session, terms, sign, luck.randbytes)
                 server = server if luck.random() < loss else server.with_ready(ready)
             server, named = server.name_set()
             attempt.sets.append(tuple(m.site for m in named.members))
             belated = []
             for name in luck.sample(attempt.sets[-1], len(attempt.sets[-1])):
                 sites[name], sent = sites[name].masked(named, vectors[name], luck.randbytes)
+                attempt.sent.append(sent)
                 if luck.random() < loss:
                     belated += [sent] if luck.random() < late else []
                 else:
@@ -79,8 +87,11 @@ def play(
                 attempt.late += 1
                 assert server.with_sent(sent) is server
         for name, letter in server.unmask().items():
+            if luck.random() < loss:  # the question is lost
+                continue
+            sites[name], answer = sites[name].unmask(letter)
+            attempt.given.append(answer)
             if luck.random() >= loss:
-                sites[name], answer = sites[name].unmask(letter)
                 attempt.answers.append(answer)
                 server = server.with_shares(answer)
         attempt.opened = attempt.sets[-1], server.sum()

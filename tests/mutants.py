@@ -41,6 +41,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "rondo"
 ROOMS: Mapping[str, Sequence[str]] = {
     "reproduce": ("reproduce",),
+    "doctor": ("doctor",),
     "tune": ("tune", "reproduce"),
     "lowrank.py": ("test_lowrank.py", "golden"),
     "own_code.py": ("test_own_code.py", "test_process.py"),

@@ -26,6 +26,8 @@ def _unnamed(call: ast.Call) -> bool:
     holder = ast.unparse(call.func.value)
     if call.func.attr == "open" and not holder[0].isupper() and holder not in ("gzip", "os"):
         return "b" not in _mode(call, 0)
+    if call.func.attr == "read_text" and holder == "distribution":  # of importlib.metadata, which reads UTF-8
+        return False
     return call.func.attr in ("read_text", "write_text")
 
 

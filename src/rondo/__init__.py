@@ -1,8 +1,37 @@
-"""Rondo: federated low-rank fine-tuning. Importing the package imports no torch; names load on first use."""
+"""Rondo: federated low-rank fine-tuning. Importing the package imports no torch; names load on first use.
+
+The examples of this module's names go on from here. It trains in seconds, on the pictures of digits in scikit-learn:
+
+>>> import rondo
+>>> digits = {
+...     "rounds": 2,
+...     "algorithm": {"name": "fedper"},
+...     "model": {"name": "builtin:mlp"},
+...     "task": {"kind": "image-classification"},
+...     "data": {"source": "builtin:digits"},
+...     "partition": {"kind": "iid", "clients": 4},
+...     "train": {"optimizer": "sgd", "lr": 0.1},
+... }
+>>> result = rondo.run(digits, run_dir="runs/digits")
+>>> result.metrics["personal"]["accuracy"]["mean"] > 0.5
+True
+
+A client that took no part in it:
+
+>>> from sklearn.datasets import load_digits
+>>> pictures = (load_digits().images * 15).astype("uint8")  # (1797, 8, 8)
+>>> new_client = [{"image": p, "label": int(n)} for p, n in zip(pictures[:100], load_digits().target)]
+
+A configuration as an object, which :func:`rondo.run` takes too:
+
+>>> rondo.RunConfig.model_validate(digits).train.batch_size
+16
+"""
 
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -53,6 +82,10 @@ _HOMES = {
 }
 _MODULES = ("algorithm", "algorithms", "config", "lowrank", "params", "testing")
 
+_RENAMED: dict[str, tuple[str, str]] = {}
+"""Old names of public names: the new one, and the first version that lacks the old one (docs/package.md, "What is
+stable")."""
+
 __all__ = [
     "Adapted",
     "Comparison",
@@ -81,6 +114,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        new, goes = _RENAMED[name]
+        message = f"rondo.{name} is called rondo.{new} now; the old name works until version {goes}"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        name = new
     if name in _HOMES:
         return getattr(importlib.import_module(f"rondo.{_HOMES[name]}"), name)
     if name in _MODULES:

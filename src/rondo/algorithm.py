@@ -65,7 +65,19 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Loss:
-    """The network's loss on the current batch, given tensors as ``view`` returns them; shape (K,), one per client."""
+    """The network's loss on the current batch, given tensors as ``view`` returns them; shape (K,), one per client.
+
+    >>> from rondo.algorithm import Round
+    >>> from rondo.params import add_client_axis
+    >>> from rondo.testing import SgdTrainer, TwoLayers
+    >>> problem = TwoLayers.make(seed=0)  # three clients
+    >>> trainer = SgdTrainer(problem.clients, Round(0, 1, seed=0, population=3), problem.loss)
+    >>> from rondo.params import sq_norm
+    >>> def decayed(params, loss):  # an objective: the network's loss at these tensors, and a penalty, shape (K,)
+    ...     return loss(params) + 0.01 * sq_norm(params)
+    >>> trainer.fit(add_client_axis(problem.params, size=3), objective=decayed).loss.shape
+    torch.Size([3])
+    """
 
     whole: Callable[[Params], Tensor]
     """The loss on all rows."""
@@ -96,6 +108,10 @@ def split_rows(count: int, share: float) -> tuple[list[int], list[int]]:
 
     The parts are interleaved, because batches may be ordered by length. Each has a row at least, so a single row is in
     both.
+
+    >>> from rondo.algorithm import split_rows
+    >>> split_rows(5, 0.5)
+    ([0, 2], [1, 3, 4])
     """
     rows = list(range(count))
     if count < 2:
@@ -113,12 +129,24 @@ Projection: TypeAlias = Callable[[Params], Params]
 
 
 def plain(params: Params, loss: Loss) -> Tensor:
-    """The default objective: the network's loss at the trained tensors themselves."""
+    """The default objective: the network's loss at the trained tensors themselves.
+
+    >>> import torch
+    >>> from rondo.algorithm import plain
+    >>> plain({"query.A": torch.ones(1, 2, 5)}, lambda params: params["query.A"].mean((1, 2)))
+    tensor([1.])
+    """
     return loss(params)
 
 
 def unbounded(params: Params) -> Params:
-    """The default projection: no trained tensor is constrained."""
+    """The default projection: no trained tensor is constrained.
+
+    >>> import torch
+    >>> from rondo.algorithm import unbounded
+    >>> unbounded({"query.A": torch.ones(1, 2, 5)})
+    {}
+    """
     return {}
 
 
@@ -128,6 +156,10 @@ class ClientFailed(Exception):
     ``client``: the client's id.
     ``reason``: a short code (``nonfinite_loss``, ``no_targets``, ``out_of_memory``).
     ``detail``: the circumstances, in words.
+
+    >>> from rondo.algorithm import ClientFailed
+    >>> print(ClientFailed("st-anna", "nonfinite_loss", "step 3"))
+    client st-anna: nonfinite_loss (step 3)
     """
 
     def __init__(self, client: str, reason: str, detail: str) -> None:
@@ -137,7 +169,17 @@ class ClientFailed(Exception):
 
 @dataclass(frozen=True)
 class Fit:
-    """The result of local training of K clients."""
+    """The result of local training of K clients.
+
+    >>> from rondo.algorithm import Round
+    >>> from rondo.params import add_client_axis
+    >>> from rondo.testing import SgdTrainer, TwoLayers
+    >>> problem = TwoLayers.make(seed=0)  # three clients
+    >>> trainer = SgdTrainer(problem.clients, Round(0, 1, seed=0, population=3), problem.loss)
+    >>> fit = trainer.fit(add_client_axis(problem.params, size=3), steps=2)
+    >>> fit.steps, fit.loss.shape
+    (tensor([2, 2, 2]), torch.Size([3]))
+    """
 
     params: Params
     """All tensors, with client axis K."""
@@ -151,7 +193,14 @@ class Fit:
 
 @dataclass(frozen=True)
 class FitOptions:
-    """The options of one :meth:`Trainer.fit`, for a trainer to carry out."""
+    """The options of one :meth:`Trainer.fit`, for a trainer to carry out.
+
+    >>> from rondo.algorithm import FitOptions, plain, unbounded
+    >>> from rondo.params import up
+    >>> options = FitOptions(train=up, objective=plain, epochs=None, steps=5, lr=None, project=unbounded)
+    >>> options.steps
+    5
+    """
 
     train: Select
     """The tensors that are trained."""
@@ -167,7 +216,19 @@ class FitOptions:
 
 
 class Trainer(ABC):
-    """Models, data and optimizers of K clients, lent to the algorithm for one round."""
+    """Models, data and optimizers of K clients, lent to the algorithm for one round.
+
+    >>> from rondo.algorithm import Round
+    >>> from rondo.params import add_client_axis
+    >>> from rondo.testing import SgdTrainer, TwoLayers
+    >>> problem = TwoLayers.make(seed=0)  # three clients
+    >>> trainer = SgdTrainer(problem.clients, Round(0, 1, seed=0, population=3), problem.loss)
+    >>> from rondo.params import pick, up
+    >>> fit = trainer.fit(add_client_axis(problem.params, size=3), train=up)  # B of every layer
+    >>> uploads = trainer.upload(pick(fit.params, up))
+    >>> [(upload.client.id, upload.weight) for upload in uploads]
+    [('client-0', 4.0), ('client-1', 7.0), ('client-2', 10.0)]
+    """
 
     clients: tuple[Client, ...]
     round: Round
@@ -221,14 +282,29 @@ class Trainer(ABC):
 
 @dataclass(frozen=True)
 class ServerState:
-    """The state of an algorithm whose server holds only tensors."""
+    """The state of an algorithm whose server holds only tensors.
+
+    >>> import torch
+    >>> from rondo.algorithm import ServerState
+    >>> ServerState({"query.B": torch.zeros(7, 2)}).params["query.B"].shape
+    torch.Size([7, 2])
+    """
 
     params: Params
 
 
 @dataclass(frozen=True)
 class BaseState:
-    """The state of an algorithm whose server also changes the frozen base. Both mappings are by module path."""
+    """The state of an algorithm whose server also changes the frozen base. Both mappings are by module path.
+
+    >>> import torch
+    >>> from rondo.algorithm import BaseState, Weight
+    >>> from rondo.lowrank import LowRank
+    >>> state = BaseState.start({}, {"query": Weight((7, 5), 2.0, lambda: torch.ones(7, 5))})
+    >>> grown = state.with_chunks({"query": LowRank(torch.ones(7, 1), torch.ones(1, 5))})
+    >>> grown.base["query"].count, state.base
+    (1, {})
+    """
 
     params: Params
     base: Mapping[str, GrowingSum]
@@ -248,6 +324,16 @@ class BaseState:
 
 
 class HasParams(Protocol):
+    """The state of a method: any frozen dataclass with ``params``.
+
+    >>> from dataclasses import dataclass
+    >>> from rondo.params import Params
+    >>> @dataclass(frozen=True)
+    ... class WithMomentum:  # the mean of the uploads replaces params
+    ...     params: Params
+    ...     momentum: Params
+    """
+
     @property
     def params(self) -> Params: ...
 
@@ -259,7 +345,27 @@ _BEFORE_TRAITS = (*(f.name for f in fields(Traits) if f.name != "weighting"), "e
 
 
 class Algorithm(ABC, Generic[S]):
-    """A federated algorithm. Every subclass is final: a frozen dataclass whose fields are its hyperparameters."""
+    """A federated algorithm. Every subclass is final: a frozen dataclass whose fields are its hyperparameters.
+
+    >>> from dataclasses import dataclass
+    >>> from typing import final
+    >>> from rondo.algorithm import Algorithm, ServerState, Traits
+    >>> from rondo.params import pick, up
+    >>> @final
+    ... @dataclass(frozen=True)
+    ... class OnlyB(Algorithm[ServerState]):
+    ...     traits = Traits(exact=True)  # A is the same at all clients, so the mean of B A is (mean of B) A
+    ...     def init(self, params, weights, round):
+    ...         return ServerState(params)
+    ...     def client_update(self, shared, local, trainer):
+    ...         fit = trainer.fit(shared.params, train=up)
+    ...         return trainer.upload(pick(fit.params, up)), local
+    >>> OnlyB().linear
+    True
+    >>> from rondo.testing import check_algorithm
+    >>> {result.outcome for result in check_algorithm(OnlyB(), seeds=[0])} - {"not applicable"}
+    {'passed'}
+    """
 
     traits: ClassVar[Traits]
     """The algorithm's properties. Declare them in the class: ``traits = Traits(exact=False)``."""
@@ -338,6 +444,11 @@ class Algorithm(ABC, Generic[S]):
         """The next state, from individual uploads. Overriding it makes the algorithm non-linear, unless ``linear`` is
         overridden too."""
         return self.finish(state, weighted_mean(self.expand(state, u) for u in uploads), round)
+
+    def measures(self, state: S) -> Mapping[str, float]:
+        """Numbers about the last aggregation that only the server knows, by name, for the round's record. Default:
+        none."""
+        return {}
 
     def view(self, shared: Shared, local: Params) -> Params:
         """The tensors that the network uses: A, B, head and body. Pure and differentiable."""

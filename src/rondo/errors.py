@@ -17,7 +17,12 @@ def visible(text: str) -> str:
 
 @dataclass(frozen=True)
 class Problem:
-    """One fault in the user's input."""
+    """One fault in the user's input.
+
+    >>> from rondo import Problem
+    >>> print(Problem("train.lr", "should be above 0"))
+    train.lr: should be above 0
+    """
 
     path: str
     """The key path."""
@@ -33,6 +38,13 @@ class ConfigError(ValueError):
 
     ``problems``: every fault found.
     ``source``: the input's name.
+
+    >>> import rondo
+    >>> try:
+    ...     rondo.run({"train": {"lr": -1, "epochs": 3}})
+    ... except rondo.ConfigError as error:
+    ...     print([problem.path for problem in error.problems])
+    ['train.lr', 'train.epochs']
     """
 
     def __init__(self, problems: Sequence[Problem], source: str = "config") -> None:
@@ -58,11 +70,26 @@ def headed(source: str) -> Iterator[None]:
 
 
 class UnknownAlgorithm(ValueError):
-    """No algorithm has this name. The message lists near matches."""
+    """No algorithm has this name. The message lists near matches.
+
+    >>> from rondo import UnknownAlgorithm, algorithms
+    >>> try:
+    ...     algorithms.get("roloraa")
+    ... except UnknownAlgorithm as error:
+    ...     print(str(error)[:60])
+    no algorithm is called 'roloraa'; did you mean 'rolora' or '
+    """
 
 
 class RunStopped(Exception):
-    """A run cannot go on. Everything committed before stays."""
+    """A run cannot go on. Everything committed before stays.
+
+    >>> def train(config):  # three skipped rounds in a row, or a full disk; committed rounds stay
+    ...     try:
+    ...         return rondo.run(config, run_dir="runs/first")
+    ...     except rondo.RunStopped as stopped:
+    ...         print(stopped)
+    """
 
 
 class DiskFailed(RunStopped):
@@ -74,7 +101,17 @@ class StopRequested(Exception):
 
 
 class RunInterrupted(Exception):
-    """A run was asked to stop, and stopped after its current step. ``run_dir`` holds everything committed."""
+    """A run was asked to stop, and stopped after its current step. ``run_dir`` holds everything committed.
+
+    >>> import threading
+    >>> stop = threading.Event()
+    >>> stop.set()  # from a signal handler or another thread
+    >>> try:
+    ...     rondo.run(digits, run_dir="runs/interrupted", stop=stop)
+    ... except rondo.RunInterrupted as error:
+    ...     print(error.run_dir.name)
+    interrupted
+    """
 
     def __init__(self, run_dir: Path) -> None:
         super().__init__(f"interrupted; committed rounds are in {run_dir}")

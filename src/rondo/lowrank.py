@@ -21,7 +21,19 @@ _SQUARED = 1e-12
 
 @dataclass(frozen=True)
 class LowRank:
-    """The matrix ``up @ down`` in W's units: any scale is inside the factors."""
+    """The matrix ``up @ down`` in W's units: any scale is inside the factors.
+
+    >>> import torch
+    >>> from rondo.lowrank import LowRank
+    >>> change = LowRank(torch.randn(700, 4), torch.randn(4, 500))  # B, A
+    >>> change.shape, change.rank, (change + change).rank
+    ((700, 500), 4, 8)
+    >>> near, error = change.truncate(2)
+    >>> near.rank
+    2
+    >>> torch.allclose((change - near).norm(), error)
+    True
+    """
 
     up: Tensor
     """(..., out, r)."""
@@ -154,6 +166,13 @@ class GrowingSum:
     dense matrix, and beside it the last chunks that together have at most as many numbers: a holder of an earlier sum
     adds them. Each step of the dense sum is computed in float64 and rounded once, so adding chunks to an earlier sum
     gives the bits of the sum itself.
+
+    >>> import torch
+    >>> from rondo.lowrank import GrowingSum, LowRank
+    >>> one, two = (LowRank(torch.randn(700, 4), torch.randn(4, 500)) for _ in range(2))
+    >>> base_change = GrowingSum.of(one) + two
+    >>> [tuple(tensor.shape) for tensor in base_change.since(1)]  # a holder of the first chunk lacks the second
+    [(700, 4), (4, 500)]
     """
 
     count: int
@@ -214,7 +233,18 @@ class GrowingSum:
 
 @dataclass(frozen=True)
 class Growth:
-    """The part of a sum of ``count`` chunks that a holder of the first ``start`` lacks."""
+    """The part of a sum of ``count`` chunks that a holder of the first ``start`` lacks.
+
+    >>> import torch
+    >>> from rondo.lowrank import GrowingSum, LowRank
+    >>> one, two = (LowRank(torch.randn(700, 4), torch.randn(4, 500)) for _ in range(2))
+    >>> server, client = GrowingSum.of(one) + two, GrowingSum.of(one)
+    >>> growth = server.growth(client.count)
+    >>> growth.start, growth.count
+    (1, 2)
+    >>> torch.equal(growth.onto(client).recent.up, server.recent.up)
+    True
+    """
 
     start: int
     count: int
@@ -247,7 +277,13 @@ def _folded(matrix: Tensor, chunk: LowRank) -> Tensor:
 
 
 def total(parts: Iterable[LowRank]) -> LowRank:
-    """The sum of several low-rank matrices, as one stack of factors. Raises ValueError if there are none."""
+    """The sum of several low-rank matrices, as one stack of factors. Raises ValueError if there are none.
+
+    >>> import torch
+    >>> from rondo.lowrank import LowRank, total
+    >>> total(LowRank(torch.ones(7, 2), torch.ones(2, 5)) for _ in range(3)).rank
+    6
+    """
     chunks = list(parts)
     if not chunks:
         raise ValueError("the sum of no low-rank matrices has no shape")
@@ -256,7 +292,14 @@ def total(parts: Iterable[LowRank]) -> LowRank:
 
 def mean_product(ups: Sequence[Tensor], downs: Sequence[Tensor], weights: Sequence[float]) -> LowRank:
     """``sum p B A`` as one stack, whose rank is the sum of the ranks, in float64. ``weights`` need not be normalised;
-    ranks may differ."""
+    ranks may differ.
+
+    >>> import torch
+    >>> from rondo.lowrank import mean_product
+    >>> ups, downs = [torch.ones(7, 2), torch.zeros(7, 2)], [torch.ones(2, 5), torch.ones(2, 5)]
+    >>> float(mean_product(ups, downs, weights=[1, 3]).dense()[0, 0])  # (1 * 2 + 3 * 0) / 4
+    0.5
+    """
     mass = float(sum(weights))
     share = [w / mass for w, b in zip(weights, ups, strict=True) for _ in range(b.shape[-1])]
     up, down = torch.cat(list(ups), -1).double(), torch.cat(list(downs), -2).double()
@@ -270,6 +313,13 @@ def top_factors(matrix: LowRank, like: LowRank, *, balanced: bool) -> LowRank:
     For a singular value that is zero to working precision, the column of ``up`` is zero and the row of ``down`` a unit
     vector, or ``like``'s row if the SVD gives none, so training can go on from there. Computed in float64; returned in
     ``like``'s dtype.
+
+    >>> import torch
+    >>> from rondo.lowrank import LowRank, top_factors
+    >>> mean = LowRank(torch.randn(7, 4), torch.randn(4, 5))
+    >>> best = top_factors(mean, like=LowRank(torch.zeros(7, 2), torch.ones(2, 5)), balanced=False)
+    >>> best.rank, torch.allclose(best.down @ best.down.mT, torch.eye(2), atol=1e-6)
+    (2, True)
     """
     u, s, vh = matrix.to(torch.float64).leading(like.rank)
     # The SVD leaves signs open. Make each row's largest entry positive, so rounding elsewhere never flips a factor.
@@ -289,6 +339,16 @@ def residual(ups: Sequence[Tensor], downs: Sequence[Tensor], weights: Sequence[f
     It equals ``sum p (B - C)(A - Abar)`` for any C, because the centred A sum to zero. With the last client's B for C
     one term vanishes, so the rank is at most (K - 1) r. ``weights`` need not be normalised; ranks must be equal.
     Source: FedEx-LoRA, the residual that the server adds to the base.
+
+    >>> import torch
+    >>> from rondo.lowrank import mean_product, residual
+    >>> ups, downs = [torch.randn(7, 2) for _ in range(3)], [torch.randn(2, 5) for _ in range(3)]
+    >>> lost = residual(ups, downs, weights=[1, 1, 1])
+    >>> lost.rank  # (K - 1) r
+    4
+    >>> means = (sum(ups) / 3).double() @ (sum(downs) / 3).double()
+    >>> torch.allclose(means + lost.dense(), mean_product(ups, downs, [1, 1, 1]).dense(), atol=1e-5)
+    True
     """
     up, down = torch.stack(list(ups)).double(), torch.stack(list(downs)).double()
     share = up.new_tensor(weights) / float(sum(weights))
@@ -304,6 +364,12 @@ def polar(x: Tensor) -> Tensor:
     """The orthogonal factor ``U V^T`` of ``x = U S V^T``: the nearest matrix with orthonormal rows or columns.
 
     Singular directions whose value is zero to working precision are left out, so a zero matrix gives zero.
+
+    >>> import torch
+    >>> from rondo.lowrank import polar
+    >>> polar(torch.tensor([[3.0, 0.0], [0.0, 0.5]]))
+    tensor([[1., 0.],
+            [0., 1.]])
     """
     u, s, vh = torch.linalg.svd(x, full_matrices=False)
     keep = s > s[..., :1] * max(x.shape[-2:]) * torch.finfo(x.dtype).eps
@@ -316,6 +382,13 @@ def row_basis(a: Tensor) -> tuple[Tensor, Tensor]:
 
     ``a``: (..., r, k), r <= k. Returns R (..., r, r) and V (..., r, k). The sign rule makes V the same on every
     machine, so a client and a server can each derive it.
+
+    >>> import torch
+    >>> from rondo.lowrank import row_basis
+    >>> a = torch.randn(2, 5)
+    >>> r, v = row_basis(a)
+    >>> torch.allclose(r @ v, a, atol=1e-6), torch.allclose(v @ v.mT, torch.eye(2), atol=1e-6)
+    (True, True)
     """
     q, r = torch.linalg.qr(a.mT)
     sign = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(a.dtype)
@@ -324,6 +397,14 @@ def row_basis(a: Tensor) -> tuple[Tensor, Tensor]:
 
 def beside(full: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """A (n + r, in) and B (out, n + r), n = min(in, out), whose product is ``full`` (out, in) + ``b`` (out, r) ``a``
-    (r, in). An identity stands beside ``full``. A client axis may lead; differentiable."""
+    (r, in). An identity stands beside ``full``. A client axis may lead; differentiable.
+
+    >>> import torch
+    >>> from rondo.lowrank import beside
+    >>> full, a, b = torch.ones(7, 5), torch.randn(2, 5), torch.randn(7, 2)
+    >>> wide_a, wide_b = beside(full, a, b)
+    >>> wide_a.shape, torch.allclose(wide_b @ wide_a, full + b @ a, atol=1e-5)
+    (torch.Size([7, 5]), True)
+    """
     whole = LowRank.whole(full)
     return torch.cat([whole.down, a], -2), torch.cat([whole.up, b], -1)

@@ -20,6 +20,10 @@ class UnreadableUpload(ValueError):
 
     ``reason``: a short code.
     ``detail``: the circumstances, in words.
+
+    >>> from rondo.algorithm import UnreadableUpload
+    >>> print(UnreadableUpload("slots", "slot 9 of a layer with 8"))
+    slots: slot 9 of a layer with 8
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -29,7 +33,12 @@ class UnreadableUpload(ValueError):
 
 @dataclass(frozen=True)
 class Client:
-    """A client of the federation."""
+    """A client of the federation.
+
+    >>> from rondo.algorithm import Client
+    >>> Client("st-anna", num_examples=120)
+    Client(id='st-anna', num_examples=120, rank=None)
+    """
 
     id: str
     num_examples: int
@@ -40,7 +49,14 @@ class Client:
 
 @dataclass(frozen=True)
 class Round:
-    """One round of a run."""
+    """One round of a run.
+
+    >>> from rondo.algorithm import Round
+    >>> round = Round(index=3, total=20, seed=0, population=12)
+    >>> first, again = (round.generator("noise").initial_seed() for _ in range(2))
+    >>> first == again, first == round.generator("start").initial_seed()
+    (True, False)
+    """
 
     index: int
     """Number of rounds aggregated before this one."""
@@ -83,7 +99,14 @@ class Round:
 
 @dataclass(frozen=True)
 class Weight:
-    """A frozen base matrix, read only when asked for."""
+    """A frozen base matrix, read only when asked for.
+
+    >>> import torch
+    >>> from rondo.algorithm import Weight
+    >>> weight = Weight((7, 5), 2.0, lambda: torch.ones(7, 5))  # read when asked for
+    >>> weight.matrix().shape
+    torch.Size([7, 5])
+    """
 
     shape: tuple[int, int]
     """(out, in)."""
@@ -95,7 +118,13 @@ class Weight:
 
 @dataclass(frozen=True)
 class Shared:
-    """Everything a client must know from the server."""
+    """Everything a client must know from the server.
+
+    >>> import torch
+    >>> from rondo.algorithm import Shared
+    >>> Shared({"query.A": torch.ones(2, 5), "query.B": torch.zeros(7, 2)}).base
+    {}
+    """
 
     params: Params
     base: Mapping[str, GrowingSum] = field(default_factory=dict)
@@ -106,7 +135,14 @@ class Shared:
 
 @dataclass(frozen=True)
 class Upload:
-    """One client's message to the server."""
+    """One client's message to the server.
+
+    >>> import torch
+    >>> from rondo.algorithm import Client, Upload
+    >>> upload = Upload(Client("st-anna", 120), {"query.B": torch.zeros(7, 2)}, weight=120.0)
+    >>> list(upload.params)
+    ['query.B']
+    """
 
     client: Client
     params: Params
@@ -120,7 +156,15 @@ Uploads: TypeAlias = tuple[Upload, ...]
 
 @dataclass(frozen=True)
 class Mean:
-    """The weighted mean of a round's uploads."""
+    """The weighted mean of a round's uploads.
+
+    >>> import torch
+    >>> from rondo.algorithm import Client, Upload, weighted_mean
+    >>> uploads = [Upload(Client(f"site-{k}", 10), {"query.B": torch.ones(7, 2)}, 10.0) for k in range(3)]
+    >>> mean = weighted_mean(uploads)
+    >>> mean.weight, mean.count, mean.params["query.B"].dtype
+    (30.0, 3, torch.float64)
+    """
 
     params: Params
     """The mean itself in float64, all tensors parts of one vector."""
@@ -135,6 +179,13 @@ def weighted_mean(uploads: Iterable[Upload]) -> Mean:
 
     The engine sorts uploads by client id, so the result does not depend on which client answered first. Raises
     ValueError if there are no uploads, a weight is not positive and finite, or names or shapes differ.
+
+    >>> import torch
+    >>> from rondo.algorithm import Client, Upload, weighted_mean
+    >>> one = Upload(Client("st-anna", 30), {"head:out.bias": torch.tensor([4.0])}, weight=30.0)
+    >>> two = Upload(Client("st-mary", 10), {"head:out.bias": torch.tensor([0.0])}, weight=10.0)
+    >>> weighted_mean([one, two]).params["head:out.bias"]
+    tensor([3.], dtype=torch.float64)
     """
     packed_uploads = _packed(uploads)
     held = list(itertools.islice(packed_uploads, _HELD))

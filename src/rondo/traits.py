@@ -19,6 +19,11 @@ class Traits:
     """The properties of an algorithm, which its class declares: ``traits = Traits(exact=True)``.
 
     One property is not declared but follows from the code: :attr:`rondo.algorithm.Algorithm.linear`.
+
+    >>> from rondo.algorithm import Traits
+    >>> traits = Traits(exact=True, client_ranks=True)
+    >>> traits.personal, traits.default_head
+    (False, 'shared')
     """
 
     exact: bool
@@ -55,6 +60,12 @@ class Traits:
     """A client's data decide the shapes of its uploads, e.g. by a choice of slots (LoRA-A2), so the server cannot tell
     them beforehand. :meth:`rondo.algorithm.Algorithm.expand` then checks them and raises
     :class:`rondo.algorithm.UnreadableUpload`."""
+    packed: bool = False
+    """Uploads are packed numbers (:mod:`rondo.algorithms.wrappers.compressed`), which
+    :meth:`rondo.algorithm.Algorithm.expand` checks, raising :class:`rondo.algorithm.UnreadableUpload`."""
+    renews_factors: bool = False
+    """The server may start factors anew (FedLoRU after ``tau`` rounds). Numbers that a client held back of the old ones
+    mean nothing to the new ones."""
     scored_after_adapting: bool = False
     """Scores are of a client's model after :meth:`rondo.algorithm.Algorithm.adapt`. Per-FedAvg's model is made to be
     good after a step on the client's rows, which :meth:`rondo.algorithm.Algorithm.view`, a pure map, cannot take."""

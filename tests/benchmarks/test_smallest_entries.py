@@ -24,7 +24,7 @@ ROWS = {
 
 
 def smallest(name: str, data: Path) -> entries.Entry:
-    """The entry with few rounds, clients, steps and seeds, on made-up rows."""
+    """The entry with few rounds, clients, steps, seeds and rates, on made-up rows."""
     entry = entries.read(name)
     config, rounds = entry.tree(next(iter(entry.arms))), 2
     changes: dict[str, Any] = {"train.local_steps": 1, "train.local_epochs": None}
@@ -34,7 +34,8 @@ def smallest(name: str, data: Path) -> entries.Entry:
         (file,) = entry.files
         kind = config["partition"]["kind"]
         clients = 2 if kind == "natural" else 4
-        changes |= {"data.source": str(data / ROWS[file]), "clients.per_round": None, "partition.clients": clients}
+        sampled = 2 if config.get("clients", {}).get("sampling") == "poisson" else None
+        changes |= {"data.source": str(data / ROWS[file]), "clients.per_round": sampled, "partition.clients": clients}
         changes |= {"partition.classes_per_client": 3} if kind == "classes" else {}
         changes |= {"data.max_train_rows": None, "data.max_test_rows": None, "evaluation.every": 1}
     else:
@@ -44,7 +45,10 @@ def smallest(name: str, data: Path) -> entries.Entry:
         tree = entry.tree(arm)
         merge(tree, nested({**changes, "rounds": rounds}))
         arms[arm] = without_none(tree)
-    tuning = None if entry.tuning is None else entry.tuning.model_copy(update={"seeds": [100]})
+    tuning = entry.tuning
+    if tuning is not None:
+        grid = {key: values[:1] for key, values in tuning.grid.items()}
+        tuning = tuning.model_copy(update={"seeds": [100], "grid": grid})
     return entry.model_copy(
         update={"config": {}, "arms": arms, "seeds": [0, 1], "files": {}, "last": 1, "tuning": tuning}
     )

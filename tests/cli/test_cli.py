@@ -21,6 +21,8 @@ import torch
 
 import rondo
 from rondo import algorithms
+from rondo.algorithms.compatible import refused
+from rondo.algorithms.table import TABLE
 from rondo.config import load, reference
 from rondo.engine.scoring import Scorer
 from rondo.runs.storage.directory import to_toml
@@ -68,7 +70,7 @@ def run_dir(tiny: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> P
         (("init", "good.toml"), "already exists; name another file"),
         (("init", "no/such/folder.toml"), "cannot be written"),
         (("show", "rolra"), "did you mean 'rolora'"),
-        (("show", "zzz"), "known: fedit, ffa-lora, rolora"),
+        (("show", "zzz"), "known: fedit, ffa-lora, fed-sb, rolora"),
         (("show", "fedit", "mu"), "KEY: only config takes a key; remove it"),
         (("show", "config", "train.rl"), "did you mean 'train.lr'?"),
         (("show", "no_such_module:X"), "cannot load 'no_such_module:X'"),
@@ -367,6 +369,11 @@ def test_show_prints_the_card_and_the_keys(invoke: Invoke, name: str) -> None:
     assert output.startswith(f"{name}\n{'=' * len(name)}\n\n")
     assert "Reference:" in output
     assert "\n\nStart: nothing is sent at a client's first contact but what rounds have changed." in output
+    lines = output.partition("Seen by each party (docs/privacy.md):\n")[2].splitlines()[:4]
+    seen = dict(line.split(": ", 1) for line in lines)
+    masked = "secure aggregation: their sum alone" in seen["server"]
+    assert masked == ("secure aggregation" not in refused(TABLE[name].traits, linear=TABLE[name].linear))
+    assert ("no letter holds" in seen["stays with the client"]) == (TABLE[name].traits.personal and name != "local")
     defaults = dataclasses.asdict(algorithms.get(name))
     assert tomllib.loads(output.partition("Keys of [algorithm], with their defaults:\n")[2]) == defaults
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -38,6 +39,23 @@ def test_epsilon_of_a_noise_and_warnings() -> None:
     assert "warning: above 3 few methods learn" in output
 
 
+def test_noise_of_sites_is_planned_by_the_threshold() -> None:
+    """Ten sites, of which seven open a sum and two collude: each of five adds a share of the variance."""
+    options = ("--clients", 10, "--rounds", 3, "--noise", 8, "--numbers", 36864, "--delta", 1e-3)
+    plan = (*options, "--adversary", "server", "--colluding", 2)
+    found = json.loads(invoke(*plan, "--json").output)
+    assert (found["threshold"], found["epsilon"]) == (7, epsilon(8.0, 1.0, 3, 1e-3))
+    assert found["share"] == pytest.approx(8 / math.sqrt(5))
+    assert found["noise_over_signal"] == pytest.approx(8 * 192 * math.sqrt(10 / 5) / 10)
+    assert found["epsilon_of_rows"] == epsilon(4.0, 1.0, 3, 1e-3)
+    printed = invoke(*plan).output
+    assert "10 sites a round, 3 rounds, delta 0.001; 7 of 10 sites open a sum, 2 may collude" in printed
+    assert f"each site adds 3.578: epsilon {found['epsilon']:.3g}, noise 217 times the largest signal" in printed
+    assert "warning: above 3 few methods learn" in printed
+    fewer = json.loads(invoke(*plan, "--per-round", 4, "--json").output)
+    assert (fewer["sites"], fewer["threshold"]) == (4, 3)
+
+
 @pytest.mark.parametrize(
     ("options", "key"),
     [
@@ -47,6 +65,7 @@ def test_epsilon_of_a_noise_and_warnings() -> None:
         (("--noise", "inf"), "--noise"),
         (("--noise", 1, "--per-round", 11), "--per-round"),
         (("--noise", 1, "--delta", 1), "--delta"),
+        (("--noise", 1, "--adversary", "server", "--colluding", 7), "--colluding"),
     ],
 )
 def test_bad_numbers_are_told(options: tuple[Any, ...], key: str) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import safetensors.torch
@@ -30,6 +31,7 @@ import rondo.runs.assemble
 import rondo.runs.runner
 import tiny
 from rondo.cli.app import app
+from rondo.runs.watching import progress
 
 GOLDEN = Path(__file__).with_name("bad_input.txt")
 
@@ -583,8 +585,9 @@ def folder(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def message(case: Case) -> str:
-    """The message of ``rondo run`` in the working folder, where ``case`` is laid out."""
-    result = CliRunner().invoke(app, ["run", "run.toml", "--run-dir", "out", *case.flags])
+    """The message of ``rondo run`` in the working folder, where ``case`` is laid out, without the phases before it."""
+    with patch.object(progress, "_PATIENCE", 3600):
+        result = CliRunner().invoke(app, ["run", "run.toml", "--run-dir", "out", *case.flags])
     assert result.exit_code == 2, (case.name, result.exit_code, result.output)
     assert not Path("out").exists()
     return result.stderr

@@ -47,6 +47,13 @@ def own(data: dict[str, Any], **sections: Any) -> dict[str, Any]:
     return {**OWN, "data": data, "partition": {"clients": 3}, **sections}
 
 
+def shares(clients: dict[str, Any] | None = None, **privacy: Any) -> dict[str, Any]:
+    """Noise that the sites of a masked sum add, with a fault."""
+    sound = {"adversary": "server", "secure_aggregation": True, "unit": "client", "clip": 1.0, "noise": 1.0}
+    labels = {"task": {"labels": ["a", "b"]}, "clients": {"weighting": "uniform", **(clients or {})}}
+    return {**labels, "privacy": {**sound, "delta": 1e-5, **privacy}}
+
+
 BAD: list[tuple[dict[str, Any], str, str]] = [
     # unknown keys and sections
     ({"round": 3}, "round", "did you mean 'rounds'?"),
@@ -81,7 +88,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     # near misses of values
     ({"algorithm": {"name": "rolra"}}, "algorithm.name", "did you mean 'rolora'"),
     ({"algorithm": {"name": "FedIT"}}, "algorithm.name", "did you mean 'fedit'"),
-    ({"algorithm": {"name": "zzzzz"}}, "algorithm.name", "known: fedit, ffa-lora, rolora"),
+    ({"algorithm": {"name": "zzzzz"}}, "algorithm.name", "known: fedit, ffa-lora, fed-sb, rolora"),
     ({"algorithm": {"name": 5}}, "algorithm.name", "should be a string, got 5"),
     ({"model": {"head": "share"}}, "model.head", "did you mean 'shared'?"),
     ({"train": {"optimizer": "adam"}}, "train.optimizer", "did you mean 'adamw'?"),
@@ -192,20 +199,20 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"server": {"optimizer": "adam", "lr": 0.0}}, "server.lr", "greater than 0"),
     ({"server": {"optimizer": "adam", "beta1": 1.0}}, "server.beta1", "less than 1"),
     ({"server": {"optimizer": "adam", "tau": 0.0}}, "server.tau", "greater than 0"),
-    # protection that is not there yet
+    # noise that the sites add to masked uploads
+    (shares(noise=0.0), "privacy.noise", "there is no guarantee without noise"),
+    (shares(adversary="reader"), "privacy.adversary", "secure aggregation hides uploads from the server"),
+    (shares(secure_aggregation=False), "privacy.adversary", "the server sees each upload before its noise"),
+    (shares(clip="adaptive"), "privacy.clip", "it follows bits of clients"),
+    (shares(colluding=-1), "privacy.colluding", "greater than or equal to 0"),
+    (shares({"sampling": "poisson"}), "clients.sampling", "the server knows who took part"),
+    (shares({"sampling": "weighted"}), "clients.sampling", "who takes part would follow from numbers of rows"),
+    (shares({"weighting": "examples"}), "clients.weighting", "a client with many rows would count more"),
+    (shares({"deadline": 9.0}), "clients.deadline", "which uploads count would depend on the clients' speed"),
     (
-        {
-            "privacy": {
-                "adversary": "server",
-                "secure_aggregation": True,
-                "unit": "client",
-                "clip": 1.0,
-                "noise": 1.0,
-                "delta": 1e-5,
-            }
-        },
-        "privacy.unit",
-        "noise that the clients add themselves is not there yet",
+        {"privacy": {"adversary": "server", "secure_aggregation": True, "clip": 1.0, "colluding": 2}},
+        "privacy.colluding",
+        "only noise that sites add uses it",
     ),
     # missing files and folders
     (own({"source": "./no/such.csv"}), "data.source", "no such file or folder: './no/such.csv'"),
@@ -215,6 +222,12 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"model": {"name": "./no-such-model"}}, "model.name", "no such file or folder: './no-such-model'"),
     ({"adapter": {"start_from": "no-such-adapter"}}, "adapter.start_from", "no adapter_config.json in"),
 ]
+
+
+def test_noise_that_sites_add_goes_with_masks() -> None:
+    for clients in ({}, {"sampling": "full", "min_clients": 2}, {"sampling": "uniform", "per_round": 3}):
+        load(shares(clients), check_paths=False)
+    load(shares(colluding=0, ring=64, budget=8.0), check_paths=False)
 
 
 @pytest.mark.parametrize(("raw", "path", "fragment"), BAD, ids=[f"{i}-{b[1]}" for i, b in enumerate(BAD)])
@@ -610,10 +623,24 @@ def test_faults_are_found_soon_and_without_torch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["ranks", "bytes_budget"])
 def test_list_lengths_must_equal_the_number_of_clients(key: str) -> None:
-    clients = load({"algorithm": {"name": "fedit"}, "clients": {key: [4, 8]}}).clients
-    assert list(client_checks(clients, 2)) == []
-    (problem,) = client_checks(clients, 3)
+    config = load({"algorithm": {"name": "fedit"}, "clients": {key: [4, 8]}})
+    assert list(client_checks(config, 2)) == []
+    (problem,) = client_checks(config, 3)
     assert str(problem) == f"clients.{key}: 2 for 3 clients: give one per client, in the order of their ids"
+
+
+def test_delta_that_protects_no_client_is_refused() -> None:
+    """Publishing all of one client drawn by chance has epsilon 0 at delta 1 over the number of clients."""
+    privacy = {"adversary": "reader", "unit": "client", "clip": 1.0, "noise": 1.0, "delta": 0.1}
+    own = {"task": {"text": "text", "label": "label", "labels": ["a", "b"]}}
+    config = load({**own, "privacy": privacy, "clients": {"weighting": "uniform", "sampling": "full"}})
+    assert list(client_checks(config, 9)) == []
+    assert [problem.path for problem in client_checks(config, 0)] == ["clients.per_round", "clients.min_clients"]
+    (problem,) = client_checks(config, 10)
+    assert str(problem) == (
+        "privacy.delta: 0.1 is not below 1 over 10 clients, and telling all of one client keeps to it: set it to "
+        "1e-02 or so"
+    )
 
 
 def test_run_directory_names_every_file_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

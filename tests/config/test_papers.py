@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rondo.cli import app
+from rondo.config.editors import HEADING
 from rondo.config.load import load
 from rondo.config.papers import writer
 from rondo.config.papers.rows import SETTINGS, read
@@ -378,7 +379,7 @@ def test_init_writes_a_setting(tmp_path: Path) -> None:
     result = run(str(tmp_path / "a.toml"), "--paper", "rolora/sst2", "--scale", "small")
     assert result.exit_code == 0
     text = (tmp_path / "a.toml").read_text()
-    assert text == writer.text("rolora/sst2", "small")
+    assert text == f"{HEADING}\n" + writer.text("rolora/sst2", "small")
     assert "# - rounds = 6, in place of 500" in text
     assert load(tmp_path / "a.toml", check_paths=False).rounds == 6
 

@@ -70,6 +70,7 @@ def test_file_of_many_users_is_no_clients_own(tmp_path: Path) -> None:
         sources.load(load({"task": {"text": "x4", "label": "y"}, "data": data}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["femnist", "sent140"])
 def test_run_scores_each_user_on_its_own_test_rows(kind: str, tmp_path: Path) -> None:
     users = {"femnist": femnist, "sent140": sent140}[kind]

@@ -93,11 +93,11 @@ def test_text_of_a_megabyte_is_read(write: Write, name: str) -> None:
         ("a.csv", "t,l\nx,1\n\n\ny,2\nz,3,4\n", "line 6 has not 2 columns"),
         ("a.csv", 't,l\nx,1\n"y,2\n', "unexpected end of data"),
         ("a.csv", 't,l\n"x"y,1\n', "expected"),
-        ("a.csv", "t;l\nx;1\n", "its columns are separated by semicolons, and a .csv file has commas"),
-        ("a.csv", "t;l\nx, y;1\n", "(save it with commas)"),
-        ("a.csv", "t\tl\nx\t1\n", "its columns are separated by tabs, and a .csv file has commas"),
-        ("a.tsv", "t,l\nx,1\n", "its columns are separated by commas, and a .tsv file has tabs"),
-        ("a.csv", b"t,l\n\xff,1\n", "save it as UTF-8"),
+        ("a.csv", "t;l\nx;1\n", "its columns are separated by semicolons, not by commas: set data.separator"),
+        ("a.csv", "t;l\nx, y;1\n", 'set data.separator = ";"'),
+        ("a.csv", "t\tl\nx\t1\n", "its columns are separated by tabs, not by commas"),
+        ("a.tsv", "t,l\nx,1\n", "its columns are separated by commas, not by tabs"),
+        ("a.csv", b"t,l\n\xff,1\n", 'is not UTF-8 text; set data.encoding, such as "cp1252"'),
         ("a.csv", "", "has no rows"),
         ("a.csv", "t,l\n", "has no rows"),
         ("a.jsonl", '{"t": 1}\n{"t": \n', "line 2: "),
@@ -375,7 +375,7 @@ def test_all_files_share_one_room(write: Write, tmp_path: Path) -> None:
 
 
 def test_unknown_data_set_is_named() -> None:
-    assert "'no-such-data-set' cannot be loaded" in source_fault({"source": "no-such-data-set"})["data.source"]
+    assert "'no-such-data-set' is no file or folder here" in source_fault({"source": "no-such-data-set"})["data.source"]
 
 
 # --- tab-separated files ------------------------------------------------------------------------------------------

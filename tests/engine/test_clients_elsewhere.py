@@ -73,8 +73,7 @@ def federation(sim: Composed) -> tuple[Server, Post]:
         kept: dict[str, Any] = {}
         local = LocalRound(sim.algorithm, sim.network, sim.task, sim.config, kept)
         scorer = replace(sim.scorer, kept=kept)
-        rows, held_back = tuple(member.train), member.validation
-        parties[name] = Party(name, sim.identity.model, local, rows, scorer, held_back, kept, start=start)
+        parties[name] = Party(member, sim.identity.model, local, scorer, kept, start=start)
     post = Post(parties)
     clients, sites = sim.population.clients, sim.network.sites
     transport = RemoteTransport(post, sim.identity)

@@ -84,7 +84,6 @@ class Services:
             **os.environ,
             "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": os.pathsep.join(sys.path),
-            "OMP_NUM_THREADS": "1",
         }
         with (folder / f"{name}.log").open("ab") as out:
             self.running[name] = subprocess.Popen(

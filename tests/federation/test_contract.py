@@ -17,15 +17,18 @@ pytest.importorskip("flwr")
 from desks import Make, asked, contract, with_
 
 from rondo.algorithm import Client, Upload
+from rondo.data.files.room import TextForm
 from rondo.engine.transport import Answer
 from rondo.engine.wire.letters import Reply, Request
 from rondo.errors import ConfigError
 from rondo.federation.plan import Plan
 from rondo.federation.site import audit
 from rondo.federation.site import desk as desks
-from rondo.federation.site.contract import Contract
-from rondo.federation.site.desk import Exhausted, _Withheld
+from rondo.federation.site.contract import Contract, RowsTerms
+from rondo.federation.site.desk import Exhausted
 from rondo.federation.site.joining import Offer
+from rondo.federation.site.run import clients_in
+from rondo.federation.site.withheld import Withheld
 from small_runs import reviews
 
 SAFE = contract()
@@ -143,7 +146,7 @@ def test_one_step_on_one_row_is_refused(plan: Plan, tmp_path: Path, desk: Make) 
 def test_upload_stays_with_little_work_behind_it(work: Any, leaves: bool) -> None:
     """Whatever a method makes of its steps: each of its trainings must be of enough rows and steps."""
     answer = Answer(Client("ann", 15), Upload(Client("ann", 15), {}, 1.0), work=work)
-    assert (_Withheld(SAFE, 15, 15, frozenset())(answer) is None) == leaves
+    assert (Withheld(SAFE, 15, 15, frozenset())(answer) is None) == leaves
 
 
 def test_work_behind_an_upload_is_counted(
@@ -454,3 +457,30 @@ def test_file_with_a_fault(tmp_path: Path, text: str, message: str) -> None:
 def test_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file; write one with: rondo federate site init DATA"):
         Contract.read(tmp_path / "site.toml")
+
+
+def test_rows_from_german_excel_are_read_as_the_contract_says(invoke: Any, tmp_path: Path) -> None:
+    (tmp_path / "ward.csv").write_bytes(
+        "Text;Klasse\r\nfühlt Schmerz, stark;eilig\r\nmöchte heim;später\r\n".encode("cp1252")
+    )
+    command = ("federate", "site", "init", "ward.csv", "--inputs", "Text", "--labels", "Klasse")
+    code, said = invoke(*command)
+    assert (code, "is not UTF-8 text; set --encoding" in " ".join(said.split())) == (2, True), said
+    code, said = invoke(*command, "--encoding", "cp1252")
+    assert (code, 'set --separator = ";"' in " ".join(said.split())) == (2, True), said
+    code, said = invoke(*command, "--encoding", "cp12522")
+    assert (code, "--encoding: 'cp12522' is no encoding" in " ".join(said.split())) == (2, True), said
+    code, said = invoke(*command, "--encoding", "cp1252", "--separator", ";")
+    assert code == 0, said
+    rows = Contract.read(tmp_path / "site.toml").rows
+    assert rows.form == TextForm(";", "cp1252", "rows.")
+    (of_client,) = clients_in(tmp_path / "ward.csv", rows.form).values()
+    assert [dict(row) for row in of_client] == [
+        {"Text": "fühlt Schmerz, stark", "Klasse": "eilig"},
+        {"Text": "möchte heim", "Klasse": "später"},
+    ]
+    (tmp_path / "site.toml").write_text('[rows]\ninputs = ["Text"]\nseparator = "::"\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"rows\.separator: '::' cannot stand between columns"):
+        Contract.read(tmp_path / "site.toml")
+    with pytest.raises(ConfigError, match=r"set rows\.encoding"):
+        clients_in(tmp_path / "ward.csv", RowsTerms().form)

@@ -53,6 +53,14 @@ def test_app_holds_the_configuration(config: Path, tmp_path: Path) -> None:
         app.write(tmp_path / "app", str(config), 2)
 
 
+def test_app_that_masks_uploads_is_refused(config: Path, tmp_path: Path) -> None:
+    section = '[privacy]\nadversary = "server"\nsecure_aggregation = true\nclip = 1.0\n'
+    (tmp_path / "config.toml").write_text(config.read_text() + section)
+    with pytest.raises(ConfigError, match="a SuperNode runs the code that its SuperLink sends"):
+        app.write(tmp_path / "app", str(tmp_path / "config.toml"), 2)
+    assert not (tmp_path / "app").exists()
+
+
 def test_app_of_a_simulation_is_refused(config: Path, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(config.read_text() + "[faults]\ncrash = 0.5\n")
     with pytest.raises(ConfigError, match="faults are rehearsed in a simulation"):
@@ -94,7 +102,6 @@ def test_run_over_flowers_own_programs_equals_the_simulation(config: Path, tmp_p
     environment = {
         **os.environ,
         "FLWR_HOME": str(tmp_path / "home"),
-        "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(sys.path),
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
     }

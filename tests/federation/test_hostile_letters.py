@@ -80,6 +80,26 @@ def test_honest_reply(link: Line, north: Intruder) -> None:
     assert link.link.reply(number) is None
 
 
+@pytest.mark.parametrize(("more", "taken"), [(0, b"done"), (1, b"")])
+def test_reply_as_large_as_may_be(link: Line, north: Intruder, more: int, taken: bytes) -> None:
+    """The room for a letter's form is filled by the name of its type, which is not part of the letter."""
+    number, message = sent(link, north)
+
+    def padded(length: int) -> RecordDict:
+        array = Array(dtype="uint8", shape=(4,), stype="x" * length, data=b"done")
+        return RecordDict({"rondo": ArrayRecord({"letter": array})})
+
+    def size(length: int) -> int:
+        parts = get_all_nested_objects(Message(padded(length), reply_to=message)).values()
+        return sum(len(part.deflate()) for part in parts)
+
+    length = 2**20
+    length += ROOM + 2**20 - size(length) + more
+    assert size(length) == ROOM + 2**20 + more
+    north.reply(message, padded(length))
+    assert comes(link, number) == taken
+
+
 @pytest.mark.parametrize("ahead", [-290.0, 290.0])
 def test_reply_of_a_site_with_another_clock(
     link: Line, north: Intruder, monkeypatch: pytest.MonkeyPatch, ahead: float

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -285,6 +286,30 @@ def test_site_that_connects_again_and_again_leaves_nothing(wire: tuple[Wire, Sit
     before = line.sent
     until(lambda: line.sent > before)
     assert len(line.open) == 1
+
+
+def test_labels_of_all_sites_are_waited_for_and_no_longer(
+    wire: tuple[Wire, Sites], monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    from rondo.config.load import load
+    from rondo.federation.server import gathering
+
+    line, sites = wire
+    line.answers = lambda kind, letter: Consent({"ann": 3}, labels=("b", "a")).encode()
+    line.since = "start 0"
+    known: list[tuple[str, ...]] = []
+
+    def loaded(config: Any, device: str, labels: tuple[str, ...]) -> Any:
+        known.append(labels)
+        return SimpleNamespace(labels=labels, model_sha256="")
+
+    monkeypatch.setattr(gathering, "loaded", loaded)
+    run = config(folder, rounds=1)
+    del run["task"]["labels"]
+    began = time.monotonic()
+    gathering.started(load(run, check_paths=False), "cpu", None, sites, "run", {"ann": "north"}, 8.0, lambda text: None)
+    assert time.monotonic() - began < 8.0
+    assert known == [("b", "a")]
 
 
 @pytest.mark.parametrize("waits", ["for sites", "for replies"])

@@ -40,7 +40,7 @@ class Host:
         program.parent.mkdir()
         program.write_text(f"#!/bin/sh\nexec '{sys.executable}' -c 'from rondo.cli import main; main()' \"$@\"\n")
         program.chmod(0o755)
-        self.environment = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+        self.environment = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}"}
 
     def run(self, party: str, block: str) -> str:
         """Run a block to its end in a party's folder; return what it printed."""

@@ -13,8 +13,11 @@ from typer.testing import CliRunner
 from rondo.cli.app import app
 from rondo.cli.federate import _host_and_port
 from rondo.cli.federate_site import told
+from rondo.config import load
+from rondo.data.files.room import TextForm
 from rondo.errors import ConfigError
 from rondo.federation import extra
+from rondo.federation.server.remote_run import plan_of
 from rondo.federation.site.run import _rows
 
 CONFIG = """
@@ -53,6 +56,13 @@ def refused(place: Path, *arguments: str) -> str:
     return " ".join(result.stderr.split())
 
 
+def test_server_refuses_a_masked_sum_of_one_site(place: Path) -> None:
+    section = '[privacy]\nadversary = "server"\nsecure_aggregation = true\nclip = 1.0\n'
+    (place / "config.toml").write_text(CONFIG + section)
+    message = "privacy.secure_aggregation: a sum of one site is its own part, and the roster has one"
+    assert message in refused(place, "server", "config.toml")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -71,14 +81,6 @@ def refused(place: Path, *arguments: str) -> str:
 )
 def test_server_refuses(place: Path, options: tuple[str, ...], message: str) -> None:
     assert message in refused(place, "server", "config.toml", *options)
-
-
-def test_server_refuses_protection_that_no_letter_gives(place: Path) -> None:
-    """Uploads would travel bare under a configuration that says that they are hidden."""
-    section = '[privacy]\nadversary = "server"\nsecure_aggregation = true\nclip = 1.0\n'
-    (place / "config.toml").write_text(CONFIG + section)
-    message = "privacy.secure_aggregation: sites mask no upload in this version: remove it"
-    assert message in refused(place, "server", "config.toml")
 
 
 @pytest.mark.parametrize(
@@ -108,9 +110,9 @@ def test_all_faults_of_a_site_are_told_at_once(place: Path) -> None:
 
 
 def test_one_file_has_the_rows_of_one_client(place: Path) -> None:
-    assert set(_rows(place / "rows.csv", ["north"])) == {"north"}
+    assert set(_rows(place / "rows.csv", ["north"], "--data", TextForm())) == {"north"}
     with pytest.raises(ConfigError, match="the keys are for 2 clients: name a folder with a file for each"):
-        _rows(place / "rows.csv", ["ann", "bob"])
+        _rows(place / "rows.csv", ["ann", "bob"], "--data", TextForm())
 
 
 class _Full(io.StringIO):
@@ -140,3 +142,11 @@ def test_missing_package_of_the_extra_is_named(package: str, monkeypatch: pytest
     error = ModuleNotFoundError(f"No module named '{package}.x'", name=f"{package}.x")
     assert package in str(extra.missing(error))
     assert "flwr" in str(extra.missing(ModuleNotFoundError("of no name")))
+
+
+def test_sites_are_told_of_no_tracker() -> None:
+    """A site's owner never heard of the server's trackers."""
+    config = load({"track": {"to": ["wandb"], "project": "secret"}}, check_paths=False)
+    plan = plan_of(config, "run", ("a", "b"), "0" * 64)
+    assert "track" not in plan.config
+    assert "secret" not in str(plan.config)

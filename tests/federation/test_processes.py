@@ -90,7 +90,7 @@ class Processes:
 
     def rondo(self, name: str, *arguments: str) -> None:
         """Start a command of Rondo, whose output is in the file ``name``."""
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         with (self.work / name).open("ab") as out:
             self.running[name] = subprocess.Popen(
                 [sys.executable, "-c", "from rondo.cli import main; main()", *arguments],
@@ -125,6 +125,12 @@ class Processes:
             assert time.monotonic() < end, f"{name} does not say {text!r}:\n{self.log(name)}"
             assert self.running[name].poll() in (None, 0), self.log(name)
             time.sleep(0.02)
+
+    def kill_and_start_again(self, site: str, after: str) -> None:
+        """Kill a site once it has told ``after``, and start it again."""
+        self.until(site, after)
+        self.kill(site)
+        self.site(site)
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
         self.running[name].send_signal(number)
@@ -211,9 +217,7 @@ def test_site_is_killed_and_comes_back(processes: Processes, folder: Path, after
     processes.serve()
     for name in SITES:
         processes.site(name)
-    processes.until("south", after)
-    processes.kill("south")
-    processes.site("south")
+    processes.kill_and_start_again("south", after)
     processes.end()
     assert processes.weights() == weights(folder / "simulation")
 

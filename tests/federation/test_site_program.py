@@ -246,3 +246,15 @@ def test_day_of_an_audit_ends_at_midnight(tmp_path: Path, monkeypatch: pytest.Mo
     kept.note("out", "upload", b"before midnight", {}, run="r", seconds=3.0)
     for counted in (kept, audit.Audit(kept.path)):
         assert (counted.left(), counted.bytes("out"), counted.seconds("r")) == (0, 0, 5.0)
+
+
+def test_account_tells_scores_from_answers_without_them() -> None:
+    def line(number: int, scores: Any) -> audit.AuditLine:
+        content = {"scores": scores, "loss": None}
+        entry = {"time": "2026-01-02T03:04:05", "run": "r", "direction": "out", "kind": "scores", "bytes": 100}
+        return audit.AuditLine(number, {**entry, "client": "ann", "round": 0, "content": content}, True)
+
+    text = "\n".join(account.account([line(1, {"global": {"loss": 0.5}}), line(2, {})]))
+    assert "1 letters with scores (100 B), such as {global: {loss: 0.5}}" in text
+    assert "1 answers without the scores asked for (100 B)" in text
+    assert "such as {}" not in "\n".join(account.account([line(1, {})]))

@@ -91,7 +91,7 @@ def test_federation_of_three_hosts_equals_the_simulation(tmp_path: Path) -> None
     simulated = rondo.run({**config, "data": data}, run_dir=tmp_path / "simulation", device="cpu")
 
     command = [sys.executable, "-c", "from rondo.cli import main; main()", "federate"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with Hosts(("server", *SITES), SLOW) as hosts:
         host = hosts.address("server")
         (tmp_path / "keys").rename(tmp_path / "keys-of-localhost")

@@ -1,4 +1,4 @@
-"""Golden files of nineteen federated low-rank algorithms: an independent oracle.
+"""Golden files of twenty federated low-rank algorithms: an independent oracle.
 
 Written from the papers with NumPy alone, in float64; it shares no code with the
 package under test. It favours the papers' literal form over speed: dense products and
@@ -23,6 +23,9 @@ References
              right-hand side of eq. (2) in the RoLoRA paper.
   FFA-LoRA   Sun et al., "Improving LoRA in privacy-preserving federated learning";
              A frozen at its random start, B averaged.
+  Fed-SB     Singhal et al., "Fed-SB": W = W0 + s B R A with B and A frozen at the singular
+             vectors of a start, R (our C) trained and averaged; its B and A are our L and
+             R. The start is an adapter's product B A, not a gradient: L C R = B A.
   RoLoRA     Chen et al., NeurIPS: Algorithm 1, eqs. (3) and (4). Its row-vector
              letters transpose ours: its B is our B^T, its A our A^T.
   FedSA-LoRA Guo et al., "Selective aggregation for low-rank adaptation in federated
@@ -92,7 +95,7 @@ OUT, IN, RANK, CLASSES = 5, 4, 2, 3
 SCALE, LR, LOCAL_STEPS = 1.75, 0.1, 3
 ROWS = {"a": 6, "b": 3}
 P = {c: n / sum(ROWS.values()) for c, n in ROWS.items()}
-A, B, G, L, R = (f"layer.{x}" for x in "ABGLR")
+A, B, C, G, L, R = (f"layer.{x}" for x in "ABCGLR")
 PA, PB = "layer.pA", "layer.pB"  # pFedLoRU, pFedLoRA: the personal pair
 AD, AU, BD, BU = (f"layer.{x}" for x in ("Ad", "Au", "Bd", "Bu"))  # mFedLoRU: nested
 D, S = "layer.D", "layer.S"  # pFedLoRA: a whole change; SLoRA: a sparse one's values
@@ -194,6 +197,8 @@ def nested(t):
 def delta_w(t, model=AT_RUNS_SCALE):
     """s B A, FLoRG eq. (1): s L G^T G R, pFedLoRU: s (B A + pB pA), mFedLoRU eq. (82),
     pFedLoRA: s (D + pB pA), or SLoRA's first stage: s D."""
+    if C in t:
+        return SCALE * t[L] @ t[C] @ t[R]
     if G in t:
         return SCALE * t[L] @ t[G].T @ t[G] @ t[R]
     if S in t:
@@ -217,6 +222,8 @@ def loss_and_grads(w0, t, x, y, model=AT_RUNS_SCALE):
     if G in t:  # FLoRG eq. (2): G (M + M^T), M = s L^T (dF/dW) R^T
         m = SCALE * t[L].T @ d_w @ t[R].T
         grads[G] = t[G] @ (m + m.T)
+    elif C in t:
+        grads[C] = SCALE * t[L].T @ d_w @ t[R].T
     elif S in t:
         grads[S] = model["whole"] * d_w.ravel()[MASK]
     elif D in t:
@@ -247,10 +254,11 @@ def check_gradients(h=1e-5, tolerance=1e-8):
     whole = {D: rng.standard_normal((OUT, IN)), H: lora[H]}
     values = {S: rng.standard_normal(len(MASK)), H: lora[H]}
     points = [(w0, lora), (w0, gram), (moved, lora), (moved, lora | pair)]
+    points += [(moved, fed_sb_start(lora))]
     points += [(moved, lora | inner), (w0, whole), (w0, whole | pair), (w0, values)]
     worst = 0.0
     for w, t in points:
-        assert len(loss_and_grads(w, t, *data["a"])[1]) == (2 if G in t else len(t))
+        assert len(loss_and_grads(w, t, *data["a"])[1]) == (2 if L in t else len(t))
         for x, y in data.values():
             _, grads = loss_and_grads(w, t, x, y)
             for name, grad in grads.items():
@@ -539,12 +547,21 @@ def federa_start(w0):
     return start, base
 
 
+def fed_sb_start(lora):
+    """B A = U S V^T: L = U_r, C = S_r, R = V_r^T."""
+    u, sigma, vt = leading_svd(lora[B] @ lora[A])
+    start = {L: u, C: np.diag(sigma), R: vt, H: lora[H]}
+    assert close(delta_w(start), delta_w(lora))
+    return start
+
+
 # --- the rounds ---------------------------------------------------------------------
 
 # name: (rounds, trained tensors by 0-based round, kept by the client, server step)
 ALGORITHMS = {
     "fedit": (2, lambda t: (A, B), (), fedavg),
     "ffa-lora": (2, lambda t: (B,), (), fedavg),
+    "fed-sb": (3, lambda t: (C,), (), fedavg),
     # Algorithm 1 trains and averages its B first, in the odd rounds counted from 1.
     "rolora": (4, lambda t: (B,) if t % 2 == 0 else (A,), (), fedavg),
     "fedsa-lora": (2, lambda t: (A, B), (B,), fedavg),
@@ -574,7 +591,7 @@ ALGORITHMS = {
 }
 MOVES_BASE = {"fedex-lora", "flora", "federa", "fedloru", "fedloru-momentum", "pfedloru"}
 MOVES_BASE |= {"mfedloru", "flora-client-scale"}
-EXACT = {"ffa-lora", "rolora", "fedex-lora", "fedsvd", "flora", "lora-a2"}
+EXACT = {"ffa-lora", "fed-sb", "rolora", "fedex-lora", "fedsvd", "flora", "lora-a2"}
 EXACT |= {"pfedlora", "pfedlora-together", "pfedlora-weight", "flora-client-scale"}
 EXACT |= {"flexlora-client-scale"}  # two clients of rank 1: nothing is truncated
 SETTINGS = {
@@ -656,10 +673,15 @@ def run(name):
     init = gram if name.startswith("florg") else lora
     if name == "lora-a2":  # rows so balanced that the clients choose different slots
         init = lora | {A: lora[A] * BALANCE[:, None]}
+    if name == "fed-sb":  # an adapter to start from
+        init = lora | {B: 0.5 * np.random.default_rng(SEED + 31).standard_normal((OUT, RANK))}
     pair = {PA: fresh_a(rng), PB: np.zeros((OUT, RANK))} if PA in private else {}
     state = start_state(name, init, private)
     local = {c: {n: (init | pair)[n] for n in private} for c in ROWS}
     base, start, model = np.zeros(w0.shape), {}, MODELS.get(name, AT_RUNS_SCALE)
+    if name == "fed-sb":
+        state = fed_sb_start(init)
+        start = {"start": {"state": state}}
     if name == "federa":
         factors, base = federa_start(w0)
         state = state | factors

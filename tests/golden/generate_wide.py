@@ -23,6 +23,7 @@ FOLDER = HERE / "wide"
 METHODS = {
     "fedit": (averages.FedIT, {}),
     "ffa-lora": (averages.FFALoRA, {}),
+    "fed-sb": (averages.FedSB, {}),
     "rolora": (averages.RoLoRA, {"alternate_for": 0.5}),
     "fedsa-lora": (averages.FedSALoRA, {}),
     "florg": (products.FLoRG, {"offset": True}),

@@ -8,15 +8,18 @@ from wide_problem import (
     RANKS,
     ROWS,
     SCALES,
+    SEED,
     SHAPES,
     H,
     change,
+    close,
     descend,
     fresh_a,
     grown,
     loss_and_grads,
     named,
     part,
+    svd,
 )
 
 
@@ -114,6 +117,23 @@ class Whole(FedIT):
     """A method whose clients all have the run's rank."""
 
     ranked = False
+
+
+class FedSB(FedIT):
+    """W0 + s L C R, L and R frozen, C averaged. An adapter to start from is U S V^T: L = U, C = S, R = V^T."""
+
+    ranked = False
+    letters = "C"
+
+    def start(self):
+        first = np.random.default_rng(SEED + 31)
+        self.lora |= {f"{m}.B": 0.5 * first.standard_normal((out, RANK)) for m, (out, _) in SHAPES.items()}
+        state = {H: self.lora[H]}
+        for m in SHAPES:
+            u, sigma, vt = svd(self.lora[f"{m}.B"] @ self.lora[f"{m}.A"])
+            state |= named(m, {"L": u, "C": np.diag(sigma), "R": vt})
+            assert close(change(state, m), change(self.lora, m))
+        return state
 
 
 class FFALoRA(Whole):

@@ -67,6 +67,8 @@ def grown(p):
 def change(t, m, ratio=1.0):
     """The change of layer m's weight. ``ratio``: a client's own scale over the run's, where it has one."""
     p, s = part(t, m), ratio * SCALES[m]
+    if "C" in p:  # Fed-SB
+        return s * p["L"] @ p["C"] @ p["R"]
     if "G" in p:  # FLoRG eq. (1)
         return s * p["L"] @ p["G"].T @ p["G"] @ p["R"]
     if "S" in p:  # SLoRA, stage 1
@@ -83,6 +85,8 @@ def layer_grads(t, m, d, ratio):
     if "G" in p:  # FLoRG eq. (2)
         h = s * p["L"].T @ d @ p["R"].T
         g["G"] = p["G"] @ (h + h.T)
+    elif "C" in p:
+        g["C"] = s * p["L"].T @ d @ p["R"].T
     elif "S" in p:
         g["S"] = s * d.ravel()[p["I"]]
     elif "D" in p:
@@ -150,16 +154,18 @@ def close(a, b):
 def check_gradients(h=1e-6, tolerance=1e-8):
     """The largest gap between the gradients and central differences, at points where no tensor is zero."""
     w0, data, lora, gram, rng = make_problem()
-    pair, inner, whole, values = {}, {}, {}, {}
+    pair, inner, whole, values, between = {}, {}, {}, {}, {}
     for m, (out, inp) in SHAPES.items():
         lora[f"{m}.B"] = rng.standard_normal((out, RANK))
         pair |= named(m, {"pA": fresh_a(rng, m), "pB": rng.standard_normal((out, RANK))})
         shapes = {"Ad": (2, inp), "Au": (RANK, 2), "Bd": (2, RANK), "Bu": (out, 2)}
         inner |= named(m, {n: rng.standard_normal(shape) for n, shape in shapes.items()})
+        shapes = {"L": (out, RANK), "C": (RANK, RANK), "R": (RANK, inp)}
+        between |= named(m, {n: rng.standard_normal(shape) for n, shape in shapes.items()})
         whole[f"{m}.D"] = rng.standard_normal((out, inp))
         values |= named(m, {"I": np.array([1, 4, 6]), "S": rng.standard_normal(3)})
     head, worst = {H: lora[H]}, 0.0
-    for t in (lora, gram, lora | pair, lora | inner, whole | head, whole | pair | head, values | head):
+    for t in (lora, gram, lora | pair, lora | inner, whole | head, whole | pair | head, values | head, between | head):
         _, grads = loss_and_grads(w0, t, data["b"], 1.5)
         assert len(grads) == len([n for n in t if n[-2:] not in (".L", ".R", ".I")])
         for name, grad in grads.items():

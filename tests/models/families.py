@@ -399,6 +399,19 @@ def table() -> list[str]:
     return rows
 
 
+def what_works() -> list[str]:
+    """The table at the head of docs/models.md: families by task, and those that need named layers."""
+    tasks = {"classification": "classifies", "language model": "speaks", "sequence to sequence": "writes"}
+    rows = ["| task | families |", "|---|---|"]
+    for task, does in tasks.items():
+        by_outcome = {name: _allowed(getattr(family, does)) for name, family in FAMILIES.items()}
+        rows.append(f"| {task} | {', '.join(name for name, said in by_outcome.items() if said == 'yes')} |")
+        named = [name for name, said in by_outcome.items() if said == "named layers"]
+        if named:
+            rows.append(f"| {task}, with named layers | {', '.join(named)} |")
+    return rows
+
+
 SHORTCUTS = get_args(Shortcut)
 
 

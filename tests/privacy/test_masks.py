@@ -58,7 +58,7 @@ def test_mask_adds_its_own_stream_and_those_of_pairs(ring: Ring) -> None:
     own, one, other = (bytes([k]) * 32 for k in range(3))
     streams = [masks.stream(seed, 5, ring) for seed in (own, one, other)]
     assert masks.mask(own, [one], [other], 5, ring).tolist() == (streams[0] - streams[1] + streams[2]).tolist()
-    assert masks.opened({"a": streams[0]}, {"a": own}, ring).tolist() == [0] * 5
+    assert masks.opened(streams[0], [own], ring).tolist() == [0] * 5
 
 
 @pytest.mark.parametrize("ring", RINGS)

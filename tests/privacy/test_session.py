@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cache, partial
 from itertools import combinations
 
 import numpy
@@ -32,8 +33,8 @@ from rondo.privacy.session import (
     SiteSession,
     Terms,
     Unmask,
-    threshold_of,
 )
+from rondo.privacy.shares import threshold_of
 
 RINGS: tuple[Ring, ...] = (32, 64)
 
@@ -58,31 +59,50 @@ def test_opened_sum_is_the_plain_one_as_integers(ring: Ring, count: int) -> None
     assert count // 3 < opened < count
 
 
-def combinations_of_vectors(attempt: Attempt, threshold: int, *, own_masks: bool = True) -> int:
-    """Number of independent combinations of the sites' vectors alone that the server can compute.
+@dataclass(frozen=True)
+class Adversary:
+    """A server that keeps the protocol and remembers every letter, with colluding sites.
 
-    A masked vector is a row: the site's vector, its own mask and the pairs' masks, each an unknown. An own mask is
-    known from ``threshold`` shares on. The rows are reduced with the masks' columns first; a row that is left without
-    any mask is a combination of vectors.
+    ``vectors``, ``answers``: the letters that it has.
+    ``colluding``: sites whose keys it has, and so their pair masks, and the shares that are sealed for them.
     """
-    shares: dict[tuple[int, str], int] = {}
-    for answer in attempt.answers:
-        for site in answer.shares:
-            shares[answer.session, site] = shares.get((answer.session, site), 0) + 1
-    rows: list[dict[object, Fraction]] = []
-    for sent in attempt.received:
-        row: dict[object, Fraction] = {("vector", sent.site): Fraction(1)}
-        if own_masks and shares.get((sent.session, sent.site), 0) < threshold:
-            row["mask", sent.session, sent.site] = Fraction(1)
-        for other in sent.sealed:
-            pair = ("pair", sent.session, *sorted((sent.site, other)))
-            row[pair] = Fraction(1 if sent.site < other else -1)
-        rows.append(row)
+
+    vectors: Sequence[Sent]
+    answers: Sequence[Shares]
+    threshold: int
+    colluding: frozenset[str] = frozenset()
+
+    def combinations(self, *, own_masks: bool = True) -> int:
+        """Number of independent combinations of the honest sites' vectors alone that it can compute.
+
+        A masked vector is a row: the site's vector, its own mask and the pairs' masks, each an unknown. The rows are
+        reduced with the masks' columns first; a row that is left without any mask is a combination of vectors.
+        """
+        rows: list[dict[tuple[object, ...], Fraction]] = []
+        for sent in self.vectors:
+            if sent.site in self.colluding:
+                continue
+            row: dict[tuple[object, ...], Fraction] = {("vector", sent.site): Fraction(1)}
+            if own_masks and not self.opens(sent):
+                row["mask", sent.session, sent.site] = Fraction(1)
+            for other in sent.sealed.keys() - self.colluding:
+                pair = ("pair", sent.session, *sorted((sent.site, other)))
+                row[pair] = Fraction(1 if sent.site < other else -1)
+            rows.append(row)
+        return _independent(rows)
+
+    def opens(self, sent: Sent) -> bool:
+        """Whether it has enough shares of the seed of a vector's own mask."""
+        readers = {answer.site for answer in self.answers if answer.session == sent.session}
+        return len(readers | (sent.sealed.keys() & self.colluding)) >= self.threshold
+
+
+def _independent(rows: list[dict[tuple[object, ...], Fraction]]) -> int:
     found = 0
     while rows:
         row = rows.pop()
-        column = next((c for c in row if c[0] != "vector"), None) or next(iter(row))  # type: ignore[index]
-        found += column[0] == "vector"  # type: ignore[index]
+        column = next((c for c in row if c[0] != "vector"), None) or next(iter(row))
+        found += column[0] == "vector"
         for other in rows:
             if column in other:
                 factor = other[column] / row[column]
@@ -94,6 +114,7 @@ def combinations_of_vectors(attempt: Attempt, threshold: int, *, own_masks: bool
     return found
 
 
+@cache
 def orders(count: int) -> list[tuple[Attempt, int]]:
     """Attempts of 3 to 7 sites with late and lost letters, and their thresholds."""
     played = []
@@ -108,18 +129,52 @@ def orders(count: int) -> list[tuple[Attempt, int]]:
 
 @pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
 def test_server_learns_nothing_but_the_opened_sum(count: int) -> None:
-    bitten = 0
+    """Whether it has the letters that reached it, or all that were ever sent: with lost ones it only says so."""
+    losses = 0
     for attempt, threshold in orders(count):
-        assert combinations_of_vectors(attempt, threshold) == (attempt.opened is not None)
-        complete = {
-            session: set(names)
-            for session, names in enumerate(attempt.sets)
-            if {s.site for s in attempt.received if s.session == session} == set(names)
-        }
-        without = combinations_of_vectors(attempt, threshold, own_masks=False)
-        assert without == len({frozenset(names) for names in complete.values()})
-        bitten += without > 1
-    assert bitten > count // 30
+        told = Adversary(attempt.received, attempt.answers, threshold)
+        assert told.combinations() == (attempt.opened is not None)
+        all_letters = Adversary(attempt.sent, attempt.given, threshold)
+        assert all_letters.combinations() == (len(attempt.given) >= threshold)
+        # Without own masks each set that was ever named has its sum: two in every order with a loss.
+        without = all_letters.combinations(own_masks=False)
+        assert without == len({frozenset(names) for names in attempt.sets})
+        assert (without > 1) == (len(attempt.sets) > 1)
+        losses += len(attempt.sets) > 1
+    assert losses > count // 8
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_colluding_sites_add_nothing_below_the_threshold(count: int) -> None:
+    """They know each other's vectors, and so the sum of the honest ones, but no part of it."""
+    opened, bitten, luck = 0, 0, random.Random(count)
+    for attempt, threshold in orders(count):
+        names = sorted({sent.site for sent in attempt.sent})
+        if not names:
+            continue
+        size = luck.randint(1, max(1, min(threshold - 1, len(names) - 2)))
+        colluding = frozenset(luck.sample(names, size))
+        adversary = Adversary(attempt.sent, attempt.given, threshold, colluding)
+        answered = {a.site for a in attempt.given}
+        last = set(attempt.sets[-1])
+        is_open = bool(answered) and len(answered | (colluding & last)) >= threshold and bool(last - colluding)
+        assert adversary.combinations() == is_open
+        opened += is_open
+        # As many colluding sites as the threshold open every set that was ever named.
+        many = Adversary(attempt.sent, attempt.given, threshold, frozenset(names[:threshold]))
+        honest = {frozenset(set(s) - many.colluding) for s in attempt.sets} - {frozenset()}
+        bitten += many.combinations() > 1 and len(honest) > 1
+    assert opened > count // 3
+    assert bitten > 0
+
+
+def test_two_answers_of_a_site_in_an_attempt_would_open_two_sums() -> None:
+    """A site refuses the second; without that, each set that was ever named has its sum."""
+    for attempt, threshold in orders(100):
+        if len(attempt.sets) > 1:
+            twice = [Shares(site, k, {}) for k, names in enumerate(attempt.sets) for site in names]
+            found = Adversary(attempt.sent, twice, threshold).combinations()
+            assert found == len({frozenset(names) for names in attempt.sets}) > 1
 
 
 @pytest.mark.parametrize(("sites", "threshold"), [(2, 2), (3, 2), (4, 3), (10, 7), (100, 67), (200, 134)])
@@ -136,7 +191,7 @@ def prepared(least: int = 2, terms: Terms | None = None) -> tuple[dict[str, Site
     sites, letters = make_sites(NAMES, terms or terms_for(4), least), []
     draw = random.Random(1)
     for name in NAMES:
-        sites[name], letter = sites[name].ready(lambda text, name=name: signs(name, text), draw.randbytes)
+        sites[name], letter = sites[name].ready(0, sites[name].terms, partial(signs, name), draw.randbytes)
         letters.append(letter)
     return sites, Named(0, tuple(letters))
 
@@ -216,7 +271,7 @@ def test_site_opens_one_set_of_an_attempt() -> None:
     with pytest.raises(Refused, match="repeated"):
         site.unmask(replace(letters["a"], sealed=letters["b"].sealed))
     with pytest.raises(Refused, match="opened: a sum of this attempt was opened already"):
-        site.ready(lambda text: text)
+        site.ready(1, site.terms, lambda text: text)
 
 
 def test_site_opens_no_other_set_than_it_masked_for() -> None:
@@ -231,7 +286,7 @@ def test_site_opens_no_other_set_than_it_masked_for() -> None:
     ):
         with pytest.raises(Refused, match=reason):
             sites["a"].unmask(changed)
-    (again, _), (unmasked, _) = sites["a"].ready(lambda text: text), prepared()
+    (again, _), (unmasked, _) = sites["a"].ready(1, sites["a"].terms, lambda text: text), prepared()
     for site in (again, unmasked["a"]):
         with pytest.raises(Refused, match="wrong_session"):
             site.unmask(letter)
@@ -239,10 +294,25 @@ def test_site_opens_no_other_set_than_it_masked_for() -> None:
 
 def test_attempt_has_four_sessions() -> None:
     site = make_sites(["a"], terms_for(4))["a"]
-    for _ in range(SESSIONS):
-        site, _ = site.ready(lambda text: text)
+    for session in range(SESSIONS):
+        site, _ = site.ready(session, site.terms, lambda text: text)
     with pytest.raises(Refused, match="sessions: 4 sets of this attempt had no sum"):
-        site.ready(lambda text: text)
+        site.ready(SESSIONS, site.terms, lambda text: text)
+
+
+def test_next_set_of_an_attempt_has_the_same_terms_and_no_smaller_threshold() -> None:
+    site = make_sites(["a"], terms_for(4))["a"]
+    site, said = site.ready(0, site.terms, lambda text: text)
+    assert site.ready(0, site.terms, lambda text: text) == (site, said)
+    for session, terms, reason in (
+        (0, terms_for(5), "wrong_session: 0, this one is in 0"),
+        (1, terms_for(4, plan="q"), "wrong_plan: an earlier set of this attempt was for other terms"),
+        (1, terms_for(4, threshold=2), "threshold: 2, an earlier set of this attempt had 3"),
+    ):
+        with pytest.raises(Refused, match=reason):
+            site.ready(session, terms, lambda text: text)
+    later, again = site.ready(2, terms_for(5, largest=7.0), lambda text: text)
+    assert (later.session, later.terms, again.key != said.key) == (2, terms_for(5, largest=7.0), True)
 
 
 def test_fewer_answers_than_the_threshold_open_nothing() -> None:
@@ -270,9 +340,11 @@ def test_letters_that_do_not_belong_here_are_dropped() -> None:
     answer = sites["a"].unmask(letters["a"])[1]
     for wrong in (replace(answer, session=1), replace(answer, site="e"), replace(answer, shares={})):
         assert server.with_shares(wrong) is server
-    early = replace(server, sent={}, shares={})
+    early = replace(server, sent={}, total=None, shares={})
     assert early.with_shares(answer) is early
-    sent = server.sent["a"]
+    sent = sites["a"].sent
+    assert sent is not None
+    assert early.with_sent(sent).sent == {"a": sent.sealed}
     for changed in (replace(sent, vector=sent.vector[:1]), replace(sent, sealed={}), replace(sent, site="e")):
         assert early.with_sent(changed) is early
     with pytest.raises(ValueError, match="its seeds stay closed"):
@@ -283,10 +355,16 @@ def test_letters_that_do_not_belong_here_are_dropped() -> None:
 
 def test_other_contexts_give_other_masks() -> None:
     vectors = []
-    for terms in (terms_for(4), terms_for(4, attempt=4), terms_for(4, tensors=("w.A",)), terms_for(4, run="q")):
+    for terms in (
+        terms_for(4),
+        terms_for(4, attempt=4),
+        terms_for(4, tensors=("w.A",)),
+        terms_for(4, run="q"),
+        terms_for(4, largest=2.0),
+    ):
         sites, named = prepared(terms=terms)
         vectors.append(sites["a"].masked(named, NUMBERS, random.Random(2).randbytes)[1].vector.tolist())
-    assert len({tuple(v) for v in vectors}) == 4
+    assert len({tuple(v) for v in vectors}) == 5
 
 
 def test_keys_of_sites_sign_what_is_ready() -> None:

@@ -301,7 +301,15 @@ def test_axis_of_rounds_has_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> No
     ticks: list[list[float]] = []
     monkeypatch.setattr(pictures, "_png", lambda figure: ticks.append(list(figure.axes[0].get_xticks())) or b"")
     curve = [{"round": n, "score": 0.1 * n, "bytes": 10 * n} for n in range(3)]
-    run = {"algorithm": "fedit", "test": None, "own_rows": None, "curve_of": "x", "primary": "x", "title": "x"}
+    run = {
+        "algorithm": "fedit",
+        "score": None,
+        "test": None,
+        "own_rows": None,
+        "curve_of": "x",
+        "primary": "x",
+        "title": "x",
+    }
     content = {"algorithms": ["fedit"], "runs": [{**run, "curve": curve}], "rounds": 2, "clients": 3, "seeds": [0]}
     pictures.comparison(content)
     pictures.bands({"fedit": [(p["round"], p["score"], 0.0, 1.0) for p in curve]}, "x")
@@ -310,10 +318,34 @@ def test_axis_of_rounds_has_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(ticks) == 3
 
 
+def test_single_values_are_seen_beside_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line of one point would be none."""
+    figures: list[Any] = []
+    monkeypatch.setattr(pictures, "_png", lambda figure: figures.append(figure) or b"")
+    pictures.bands({"fedit": [(8, 0.7, 0.6, 0.8)], "rolora": [(8, 0.5, 0.5, 0.5)]}, "accuracy")
+    (axes,) = figures[0].axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["fedit", "rolora"]
+    marks = [line for line in axes.lines if line.get_marker() == "o"]
+    assert [(list(line.get_xdata()), list(line.get_ydata())) for line in marks] == [([0.7], [0]), ([0.5], [1])]
+
+
 @pytest.mark.parametrize("before", [{}, {"accuracy": None}, {"accuracy": 0.25}])
 @pytest.mark.parametrize("history", [HISTORY, HISTORY[1:2], []], ids=["scores", "none", "no round"])
 def test_learning_curve(before: dict[str, Any], history: list[dict[str, Any]]) -> None:
     assert_png(pictures.curve(before, history, "accuracy", "fedit, 3 clients"))
+
+
+def test_two_losses_share_an_axis(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr(pictures, "_png", lambda figure: figures.append(figure) or b"")
+    history = [
+        {"round": n, "loss": 0.7 - 0.1 * n, "scores": {"global": {"loss": 0.6, "accuracy": 0.5}}} for n in (0, 1)
+    ]
+    pictures.curve({}, history, "loss", "t")
+    pictures.curve({}, history, "accuracy", "t")
+    assert [len(figure.axes) for figure in figures] == [1, 2]
+    legend = [text.get_text() for text in figures[0].axes[0].get_legend().get_texts()]
+    assert legend == ["test loss", "training loss"]
 
 
 def test_pictures_leave_the_users_own_plots_alone(monkeypatch: pytest.MonkeyPatch) -> None:

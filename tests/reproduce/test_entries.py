@@ -62,7 +62,7 @@ def test_killed_half_way_it_ends_as_without_the_kill(tmp_path: Path) -> None:
         "--device",
         "cpu",
     ]
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}  # threads as in this process
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while len(list((tmp_path / "cut").rglob("manifest.json"))) < 3 and time.monotonic() < deadline:

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from rondo.reproduce.paired import Paired, holm, quantile, within
+from rondo.report.student import quantile, within
+from rondo.reproduce.paired import Paired, holm
 from rondo.reproduce.verdict import judge
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 import transformers
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from torch import nn
 from typer.testing import CliRunner
 
@@ -90,8 +92,28 @@ def test_factors_beside_whole_tensors_are_read_back(tmp_path: Path) -> None:
     assert agreement(rondo.predict(tmp_path / "run", pictures(8, 1)), pictures(8, 1)) == scores["accuracy"]
 
 
+@pytest.mark.parametrize("name", ["builtin:mlp", "test_predict_whole:own"])
+def test_factors_and_a_head_in_a_plain_network_are_read_back(name: str, tmp_path: Path) -> None:
+    """A trained head is no parameter of the module any more."""
+    sections = {"adapter": {"r": 4, "target_modules": "all-linear"}, "train": {"lr": 0.05, "local_steps": 10}}
+    settings = config(name, "fedit", **sections)
+    result = rondo.run(settings, train=pictures(60), test=pictures(20, 1), run_dir=tmp_path / "run", device="cpu")
+    folder = tmp_path / "run" / "adapter"
+    scores = rondo.evaluate(folder, data=pictures(20, 1), allow_code=True)["test"]
+    assert scores["loss"] == pytest.approx(result.metrics["global"]["loss"], rel=1e-4)
+    predicted = rondo.predict(folder, pictures(20, 1), allow_code=True)
+    assert agreement(predicted, pictures(20, 1)) == scores["accuracy"] > 0.6
+    state = load_file(folder / "model.safetensors")
+    kept = {n: t for n, t in state.items() if n != "out.bias"}
+    for damaged, reason in ((kept, "out.bias"), ({**state, "out.bias": torch.zeros(3)}, "out.bias")):
+        save_file(damaged, folder / "model.safetensors")
+        with pytest.raises(ConfigError, match=f"are not those of '{name}': .*{reason}"):
+            rondo.predict(folder, pictures(2), allow_code=True)
+
+
 def own(config: Any, task: Any) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(36, 2))
+    parts = {"flat": nn.Flatten(), "hidden": nn.Linear(36, 16), "act": nn.Tanh(), "out": nn.Linear(16, 2)}
+    return nn.Sequential(OrderedDict(parts))
 
 
 def test_code_of_ones_own_is_asked_for(tmp_path: Path) -> None:

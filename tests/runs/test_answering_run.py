@@ -106,6 +106,7 @@ def test_predictions_agree_with_the_scores(finished: RunResult) -> None:
         assert 0 < p["probability"] <= 1
 
 
+@pytest.mark.slow
 def test_predictions_do_not_depend_on_the_batch(finished: RunResult) -> None:
     rows = asked(7, seed=3)
     alone = [rondo.predict(finished.run_dir, [row], device="cpu")[0] for row in rows]
@@ -134,6 +135,7 @@ def test_result_loads_in_stock_libraries(finished: RunResult, bert: Path, tmp_pa
     assert "pipeline(" not in card
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

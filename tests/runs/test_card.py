@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 from huggingface_hub import ModelCard
 
 import rondo
@@ -76,26 +77,41 @@ def code(card: ModelCard) -> str:
     return str(block)
 
 
-def executed(card: ModelCard, folder: Path) -> Any:
-    """The pipeline that the lines of the card make in ``folder``."""
+def executed(card: ModelCard, folder: Path, base: Path | None = None) -> Any:
+    """The pipeline that the lines of the card make in ``folder``. ``base``: the folder of the base model, which the
+    card names without its path."""
     names: dict[str, Any] = {}
+    lines = code(card) if base is None else code(card).replace(f'base = "{base.name}"', f"base = {str(base)!r}")
     with contextlib.chdir(folder):
-        exec(code(card), names)
+        exec(lines, names)
     return names["model"]
 
 
 # --- the card ------------------------------------------------------------------------------------------------------
 
 
-def test_card_has_the_header_of_pefts(classifier: RunResult) -> None:
-    model = str(classifier.run_dir.parent / "bert")
+def test_card_has_the_header_of_pefts(classifier: RunResult, tmp_path: Path) -> None:
+    common = {"library_name": "peft", "pipeline_tag": "text-classification"}
+    tags = ["federated-learning", "lora", "transformers"]
     for name in ("adapter", "adapter-best"):
-        assert header(ModelCard.load(classifier.run_dir / name / "README.md")) == {
-            "base_model": model,
-            "library_name": "peft",
-            "pipeline_tag": "text-classification",
-            "tags": [f"base_model:adapter:{model}", "federated-learning", "lora", "transformers"],
-        }
+        found = header(ModelCard.load(classifier.run_dir / name / "README.md"))
+        assert found == {**common, "tags": tags}  # a folder's path is no name
+    rondo.export(classifier.run_dir, tmp_path / "out", base_name="someone/bert")
+    found = header(ModelCard.load(tmp_path / "out" / "README.md"))
+    assert found == {**common, "base_model": "someone/bert", "tags": ["base_model:adapter:someone/bert", *tags]}
+    assert (
+        json.loads((tmp_path / "out" / "adapter_config.json").read_text())["base_model_name_or_path"] == "someone/bert"
+    )
+
+
+def test_no_path_of_this_machine_is_handed_over(classifier: RunResult, tmp_path: Path) -> None:
+    """Only the configuration names them, as its page says."""
+    rondo.export(classifier.run_dir, tmp_path / "adapter")
+    rondo.export(classifier.run_dir, tmp_path / "merged", merged=True)
+    place = str(classifier.run_dir.parent).encode()
+    for folder in (classifier.run_dir / "adapter", tmp_path / "adapter", tmp_path / "merged"):
+        assert [p.name for p in folder.iterdir() if place in p.read_bytes()] == ["rondo.toml"]
+        assert "- base model: `bert`, a folder of the party that trained it\n" in (folder / "README.md").read_text()
 
 
 def test_card_tells_data_method_and_scores(classifier: RunResult) -> None:
@@ -163,7 +179,9 @@ def test_card_of_a_model_given_in_python_says_so(tmp_path: Path) -> None:
 
 
 def test_card_of_a_truncated_client_says_so(classifier: RunResult, tmp_path: Path) -> None:
-    result = rondo.export(classifier.run_dir, tmp_path / "out", client="secret 1", rank=1)
+    sets = ["algorithm.name=fedsa-lora", "rounds=1"]  # with a model per client
+    run = rondo.run(classifier.run_dir / "config.toml", sets=sets, run_dir=tmp_path / "run", device="cpu")
+    result = rondo.export(run.run_dir, tmp_path / "out", client="secret 1", rank=1)
     text = (tmp_path / "out" / "README.md").read_text()
     assert "This is one client's own model" in text
     assert "secret" not in text
@@ -173,10 +191,14 @@ def test_card_of_a_truncated_client_says_so(classifier: RunResult, tmp_path: Pat
 # --- stock libraries -----------------------------------------------------------------------------------------------
 
 
-def test_autopeft_loads_a_classifier_by_the_cards_lines(classifier: RunResult) -> None:
+@pytest.mark.parametrize("named", [True, False])
+def test_stock_peft_loads_a_classifier_by_the_cards_lines(classifier: RunResult, tmp_path: Path, named: bool) -> None:
     """PEFT alone gives the base model the two labels of its own head, and fails."""
-    folder = classifier.run_dir / "adapter"
-    model = executed(ModelCard.load(folder / "README.md"), folder)
+    folder, bert = tmp_path / "out", classifier.run_dir.parent / "bert"
+    rondo.export(classifier.run_dir, folder, base_name=str(bert) if named else None)
+    card = ModelCard.load(folder / "README.md")
+    assert ("AutoPeft" in code(card)) == named
+    model = executed(card, folder, bert)
     names = dict(enumerate(json.loads((folder / "labels.json").read_text())))
     assert model.model.config.id2label == names
     texts = [row["text"] for row in three_classes(12, seed=1)]
@@ -186,8 +208,9 @@ def test_autopeft_loads_a_classifier_by_the_cards_lines(classifier: RunResult) -
         assert made["score"] == pytest.approx(predicted["probability"], abs=1e-5)
 
 
-def test_autopeft_loads_a_language_model_by_the_cards_lines(language: RunResult) -> None:
-    folder = language.run_dir / "adapter"
+def test_autopeft_loads_a_language_model_by_the_cards_lines(language: RunResult, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    rondo.export(language.run_dir, folder, base_name=str(language.run_dir.parent / "gpt2"))
     card = ModelCard.load(folder / "README.md")
     assert "AutoPeftModelForCausalLM.from_pretrained(folder)\n" in code(card)
     assert header(card)["pipeline_tag"] == "text-generation"
@@ -202,6 +225,23 @@ def test_merged_folder_is_a_pipeline_with_label_names(classifier: RunResult, tmp
     made = executed(card, tmp_path / "out")([row["text"] for row in three_classes(12, seed=1)])
     predictions = rondo.predict(classifier.run_dir, classifier.run_dir.parent / "test.csv", device="cpu")
     assert [m["label"] for m in made] == [p["label"] for p in predictions]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_merged_weights_may_be_rounded(classifier: RunResult, tmp_path: Path, dtype: Any) -> None:
+    made = rondo.export(classifier.run_dir, tmp_path / "out", merged=True, dtype=dtype, verify=True)
+    assert made.verification is not None
+    assert made.verification.passed
+    assert made.verification.max_difference > 1e-5  # or nothing was rounded
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == dtype
+    weights = safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")
+    assert {str(t.dtype) for t in weights.values()} == {f"torch.{dtype}"}
+    assert f"The weights are rounded to {dtype}" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_adapter_is_not_rounded(classifier: RunResult, tmp_path: Path) -> None:
+    with pytest.raises(rondo.ConfigError, match="--dtype: an adapter is kept in float32"):
+        rondo.export(classifier.run_dir, tmp_path / "out", dtype="bfloat16")
 
 
 def test_adapter_names_the_revision_of_its_base(tmp_path: Path) -> None:

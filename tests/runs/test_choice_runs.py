@@ -166,6 +166,7 @@ def named(text: str, choices: list[str]) -> str | None:
     return min(places, key=places.__getitem__) if places else None
 
 
+@pytest.mark.slow
 def test_generated_answers_are_scored_by_the_first_choice_they_name(plain: rondo.RunResult) -> None:
     stock = Stock(plain.run_dir / "adapter")
     hits = []
@@ -210,7 +211,7 @@ def test_bad_rows_and_keys_are_named(plain: rondo.RunResult, tmp_path: Path) -> 
     assert "only kind = 'multiple-choice' uses it" in found["task.choices"]
     long = {"question": "item 1 is red", "choices": ["red", "blue " * 90]}
     found = problems(lambda: rondo.predict(plain.run_dir, [TEST[0], long], device="cpu"))
-    assert found["--data"].startswith("row 1 (counted from 0), column 'choices': a choice does not fit")
+    assert found["--data"].startswith("data[1], column 'choices': a choice does not fit")
 
 
 @pytest.mark.slow

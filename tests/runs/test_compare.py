@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import io
 import json
 import os
 import shutil
 import statistics
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +22,8 @@ import rondo
 from rondo.config import ConfigError, load
 from rondo.errors import RunStopped
 from rondo.report import pictures
-from rondo.report.terminal import comparison_table
+from rondo.report.papers import comparison_latex
+from rondo.report.terminal import comparison_columns, comparison_rows, comparison_table
 from rondo.runs import compare
 from rondo.runs.compare.numbers import Question, answers, only
 from rondo.runs.storage import durable
@@ -64,6 +67,7 @@ def run_dir(algorithm: str, seed: int) -> str:
     return f"{algorithm}-seed-{seed}"
 
 
+@pytest.mark.slow
 def test_algorithms_share_the_partition(compared: compare.Comparison) -> None:
     dealt = {s: [read(compared.out / run_dir(n, s) / "partition.json") for n in NAMES] for s in SEEDS}
     for first, *others in dealt.values():
@@ -87,10 +91,15 @@ def test_numbers_come_from_the_run_summaries(compared: compare.Comparison) -> No
         assert run["test"]["score"] == summary["after"][server]["accuracy"]
         assert run["own_rows"]["score"] == summary["after"][clients]["accuracy"]["mean"]
         assert (run["bytes_up"], run["bytes_down"]) == (summary["bytes"]["up"], summary["bytes"]["down"])
-        assert [p["round"] for p in run["curve"]] == [0, 1, 2]
-        assert run["curve"][0]["bytes"] == 0
         assert run["curve"][-1]["bytes"] == run["bytes_up"] + run["bytes_down"]
-        assert run["curve"][-1]["score"] == run["test"]["score"]
+        assert run["curve"][-1]["score"] == run["score"]["score"]
+        if run["algorithm"] == "fedsa-lora":  # whose personal models are none before the first round
+            assert [p["round"] for p in run["curve"]] == [1, 2]
+            assert run["score"] == run["own_rows"]
+        else:
+            assert [p["round"] for p in run["curve"]] == [0, 1, 2]
+            assert run["curve"][0]["bytes"] == 0
+            assert run["score"] == run["test"]
 
 
 def test_mean_and_deviation_over_seeds(compared: compare.Comparison) -> None:
@@ -104,6 +113,114 @@ def test_mean_and_deviation_over_seeds(compared: compare.Comparison) -> None:
     )
     assert compared.algorithms["fedsa-lora"]["test"]["model"] == "cold start"
     assert compared.algorithms["fedsa-lora"]["own_rows"]["model"] == "personal"
+
+
+def test_personal_method_is_compared_by_its_personal_score(compared: compare.Comparison) -> None:
+    """The cold-start model that all clients begin with never learns."""
+    scores = [(n["score"]["model"], n["test"]["model"]) for n in compared.algorithms.values()]
+    assert scores == [("global", "global"), ("personal", "cold start")]
+    content = read(compared.out / "comparison.json")
+    columns, rows = comparison_columns(content), list(comparison_rows(content))
+    assert columns[2:5] == ("accuracy", "test accuracy", "at the clients")
+    assert [row[2] == row[4] for row in rows] == [False, True]
+    assert "personal" in rows[1][2]
+
+
+def test_frame_and_csv_have_a_row_per_run(compared: compare.Comparison) -> None:
+    frame = compared.to_frame()
+    assert list(zip(frame["algorithm"], frame["seed"], strict=True)) == [(n, s) for n in NAMES for s in SEEDS]
+    assert list(frame["score"]) == [run["score"]["score"] for run in compared.runs]
+    with (compared.out / "comparison.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == list(frame.columns)
+    assert [float(row["score"]) for row in rows] == list(frame["score"])
+
+
+def test_latex_table_escapes_names(compared: compare.Comparison) -> None:
+    text = (compared.out / "comparison.tex").read_text()
+    assert text.count(r" \\" + "\n") == 3
+    assert r"fedsa-lora & local & " in text
+    assert r"$\pm$" in text
+    content = read(compared.out / "comparison.json")
+    content["algorithms"] = {r"a_b{50 %} \x": content["algorithms"]["fedit"]}
+    assert r"a\_b\{50 \%\} \textbackslash{}x & shared" in comparison_latex(content)
+
+
+@pytest.mark.usefixtures("drawn_pictures")
+def test_svg_has_the_same_bytes_again_and_names_the_bands(compared: compare.Comparison) -> None:
+    content = read(compared.out / "comparison.json")
+    svg = pictures.comparison(content, "svg")
+    assert svg == pictures.comparison(content, "svg")
+    assert b"bands are 95 % intervals of it" in svg
+    assert b"<dc:date>" not in svg
+
+
+@pytest.mark.slow
+def test_rows_and_observers_are_given_in_python(tiny: dict[str, Any], tmp_path: Path) -> None:
+    config = {**tiny, "rounds": 1, "data": {"validation_fraction": 0.25}}
+    rows, told = {"train": reviews(24), "test": reviews(6, seed=1)}, []
+
+    class Told(rondo.Observer):
+        def __init__(self, label: str, seed: int) -> None:
+            self.of = (label, seed)
+
+        def round_done(self, record: Any) -> None:
+            told.append(self.of)
+
+    options = {"out": tmp_path / "out", "device": "cpu", "seeds": SEEDS, "observer": Told, **rows}
+    rondo.compare(["fedit"], config, **options)
+    assert told == [("fedit", 0), ("fedit", 3)]
+    again = rondo.compare(["fedit"], config, **options)  # finished runs are not repeated
+    assert len(told) == 2
+    assert [run["run_dir"] for run in again.runs] == [run_dir("fedit", seed) for seed in SEEDS]
+    with pytest.raises(ConfigError, match="processes: rows and a model that are given in Python"):
+        rondo.compare(["fedit"], config, **options, processes=2)
+
+
+@pytest.mark.slow
+def test_runs_with_test_rows_of_their_clients_are_not_repeated(tiny: dict[str, Any], tmp_path: Path) -> None:
+    """The data settle that no training row is held back."""
+    partition = {"kind": "natural", "column": "who"}
+    data = {key: value for key, value in tiny["data"].items() if key != "validation_fraction"}
+    config = {**tiny, "rounds": 1, "partition": partition, "data": data}
+    rondo.compare(["fedit"], config, out=tmp_path / "out", device="cpu")
+    before = made(tmp_path / "out")
+    rondo.compare(["fedit"], config, out=tmp_path / "out", device="cpu")
+    assert made(tmp_path / "out") == before
+
+
+@pytest.mark.slow
+def test_processes_give_the_bits_of_one_process(
+    compared: compare.Comparison, tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    beside = rondo.compare(NAMES, tiny, seeds=SEEDS, out=tmp_path / "out", device="cpu", processes=3)
+    name = "adapter/adapter_model.safetensors"
+    for run, other in zip(compared.runs, beside.runs, strict=True):
+        assert (run["run_dir"], run["curve"]) == (other["run_dir"], other["curve"])
+        first, second = ((folder / run["run_dir"] / name).read_bytes() for folder in (compared.out, beside.out))
+        assert first == second
+
+
+@pytest.mark.slow
+def test_run_that_stops_in_its_process_is_reported(tiny: dict[str, Any], tmp_path: Path) -> None:
+    sets = ["ffa-lora.train.optimizer=sgd", "ffa-lora.train.lr=1e38"]
+    options = {"sets": sets, "out": tmp_path / "out", "device": "cpu", "processes": 2}
+    comparison = rondo.compare(["ffa-lora", "fedit"], tiny, **options)
+    assert list(comparison.algorithms) == ["fedit"]
+    assert "rounds in a row were skipped" in comparison.stopped[0]["reason"]
+
+
+@pytest.mark.slow
+def test_stop_ends_all_processes(tiny: dict[str, Any], tmp_path: Path) -> None:
+    variants = compare.plan(["fedit", "ffa-lora"], {**tiny, "rounds": 10_000})
+    stop = threading.Event()
+    threading.Timer(15, stop.set).start()
+    with pytest.raises(rondo.RunInterrupted) as caught:
+        compare.carry_out(variants, tmp_path / "out", Question(), device="cpu", processes=2, stop=stop)
+    assert caught.value.run_dir.parent == tmp_path / "out"
+    for name in ("fedit", "ffa-lora"):
+        with durable.locked(tmp_path / "out" / run_dir(name, 0)) as alone:
+            assert alone
 
 
 def test_comparison_file_equals_the_result(compared: compare.Comparison) -> None:
@@ -136,6 +253,7 @@ def test_comparison_picture(compared: compare.Comparison) -> None:
 # --- interference --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("diagnostics", "mean"),
     [
@@ -219,6 +337,7 @@ def test_finished_runs_on_pictures_are_not_repeated(tmp_path: Path) -> None:
     assert made(tmp_path / "out") == before
 
 
+@pytest.mark.slow
 def test_changed_data_under_the_same_name_is_refused(copy: Path, tiny: dict[str, Any]) -> None:
     path = copy / run_dir("fedit", 0) / "partition.json"
     path.write_text(json.dumps(read(path) | {"rows": 23}))
@@ -261,7 +380,7 @@ def test_command_shows_the_table_and_reused_runs(
     assert code == 0, output
     assert output.count("finished before, not run again") == 4
     assert "mean ± standard deviation over seeds 0, 3" in output
-    rows = {line.split()[0]: line for line in output.splitlines() if " kB " in line and not line.startswith("round")}
+    rows = {line.split()[0]: line for line in output.splitlines() if " kB " in line and ", seed " not in line}
     assert rows.keys() == {"fedit", "fedsa-lora", "ffa-lora"}
     for name, line in rows.items():
         assert ("cold start" in line, "personal" in line) == ((True, True) if name == "fedsa-lora" else (False, False))
@@ -471,6 +590,7 @@ def test_default_configuration_plans_every_algorithm() -> None:
         (("fedit", "--set", "rounds=1,2"), "rondo compare ... --vary rounds=1,2"),
         (("fedit", "--last", "0"), "--last: should be a number of scores, 1 or more, got 0"),
         (("fedit", "--target", "nan"), "--target: should be a score, got nan"),
+        (("fedit", "--processes", "0"), "--processes: should be a number of processes, 1 or more, got 0"),
         (("fedit", "--at-mb", "0"), "--at-mb: should be a number of megabytes above 0, got 0"),
         (("fedit", "--seeds", "1,x"), "--seeds: '1,x' should be whole numbers with commas between"),
         (("fedit", "--seeds", "1,1"), "--seeds: 1 is named twice"),

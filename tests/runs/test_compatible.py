@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 import rondo
 from kinds_of_runs import make_sources
+from rondo import algorithms
 from rondo.algorithms.compatible import OPTIONS, Option, refused
 from rondo.algorithms.table import TABLE
 from rondo.cli import app
@@ -28,6 +30,10 @@ SECTIONS: Mapping[Option, dict[str, Any]] = {
         "privacy": {"adversary": "reader", "unit": "client", **_DP},
         "clients": {"sampling": "full", **_UNIFORM},
     },
+    "client DP, masked": {
+        "privacy": {"adversary": "server", "secure_aggregation": True, "unit": "client", **_DP},
+        "clients": _UNIFORM,
+    },
     "example DP": {"privacy": {"adversary": "server", "unit": "example", **_DP}, "clients": _UNIFORM},
     "robust choice": {"robust": {"rule": "krum", "byzantine": 1}, "clients": {"min_clients": 3}},
     "robust mean": {"robust": {"rule": "median", "byzantine": 1}, "clients": {"min_clients": 3}},
@@ -36,17 +42,27 @@ SECTIONS: Mapping[Option, dict[str, Any]] = {
     "local head": {"model": {"head": "local"}},
     "diagnostics": {"evaluation": {"diagnostics_every": 1}},
     "client scores": {"evaluation": {"clients_every": 1}},
+    "rounding": {"compression": {"kind": "rounding", "bits": 4}},
+    "top-k": {"compression": {"kind": "top-k"}},
 }
 """The sections that ask for each option."""
 
-OF_SUMS: tuple[Option, ...] = ("secure aggregation", "client DP", "robust mean", "server optimizer")
+OF_SUMS: tuple[Option, ...] = (
+    "secure aggregation",
+    "client DP",
+    "client DP, masked",
+    "robust mean",
+    "server optimizer",
+    "rounding",
+    "top-k",
+)
 
 
-def configured(name: str, option: Option, sources: Path) -> dict[str, Any]:
+def configured(name: str, option: Option, sources: Path, **fields: Any) -> dict[str, Any]:
     """Two rounds of four clients with ``option``."""
     base: dict[str, Any] = {
         "rounds": 2,
-        "algorithm": {"name": name},
+        "algorithm": {"name": name, **fields},
         "adapter": {"r": 2, "target_modules": ["query", "value"]},
         "data": {"source": str(sources / "rows.csv"), "test_split": "", "validation_fraction": 0.25},
         "partition": {"kind": "iid", "clients": 4},
@@ -112,6 +128,33 @@ def test_allowed_option_runs(name: str, option: Option, sources: Path, tmp_path:
     assert [record["skipped"] for record in result.history] == [None, None]
 
 
+SKETCHED = [(name, option) for name in ("flexlora", "fedex-lora") for option in OPTIONS]
+
+
+def reason_sketched(name: str, option: Option) -> str | None:
+    algorithm = algorithms.get(name, sketch=4)
+    return refused(algorithm.traits, linear=algorithm.linear).get(option)
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        pytest.param(n, o, marks=() if o == "secure aggregation" or reason_sketched(n, o) else pytest.mark.slow)
+        for n, o in SKETCHED
+    ],
+)
+def test_cell_of_a_method_that_sketches_its_products(name: str, option: Option, sources: Path, tmp_path: Path) -> None:
+    run = configured(name, option, sources, sketch=4)
+    if (why := reason_sketched(name, option)) is not None:
+        with pytest.raises(ConfigError, match=re.escape(f"{name}: {why}; ")):
+            rondo.run(run, run_dir=tmp_path / "run", device="cpu")
+        return
+    result = rondo.run(run, run_dir=tmp_path / "run", device="cpu")
+    assert [record["skipped"] for record in result.history] == [None, None]
+    assert [list(record["measures"]) for record in result.history] == [["sketch_error"]] * 2
+    assert result.summary["measures"] == {"before": {}, "after": result.history[-1]["measures"]}
+
+
 def test_command_prints_every_cell() -> None:
     printed = json.loads(CliRunner().invoke(app, ["list", "--compat", "--json"]).output)
     assert printed == {n: {o: reason(n, o) for o in OPTIONS} for n in TABLE}
@@ -126,7 +169,7 @@ def test_methods_of_sums_are_those_that_are_linear() -> None:
     for name, entry in TABLE.items():
         if not entry.linear:
             assert all(reason(name, option) for option in OF_SUMS), name
-    assert sum(entry.linear for entry in TABLE.values()) == 29
+    assert sum(entry.linear for entry in TABLE.values()) == 30
 
 
 def test_method_of_ones_own_has_its_row() -> None:

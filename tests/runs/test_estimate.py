@@ -21,6 +21,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_sources(tmp_path_factory.mktemp("sources"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["shared factors", "personal factors", "states on both sides"])
 def test_bytes_are_those_of_the_run(kind: str, sources: Path, tmp_path: Path) -> None:
     config, _ = configured(kind, sources, rounds=2, clients={"per_round": 3, "sampling": "uniform"})

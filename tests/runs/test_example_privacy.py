@@ -16,13 +16,11 @@ from records import timeless
 from rondo.algorithm import Client, Upload
 from rondo.algorithms.compatible import refused
 from rondo.algorithms.table import TABLE
-from rondo.config import load
 from rondo.engine.client.job import decode_answers, encode_answers
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.server.rounds import Server
 from rondo.engine.transport import Answer
 from rondo.errors import ConfigError, RunStopped
-from rondo.federation.server import remote_run
 from rondo.models.loading.peft import read_tensors
 from rondo.privacy.accountant import epsilon
 from rondo.runs import runner
@@ -48,6 +46,7 @@ def configured(sources: Path, name: str = "fedit", **changes: Any) -> dict[str, 
         "clients": {"weighting": "uniform"},
         "train": {"optimizer": "sgd", "lr": 0.05, "batch_size": 6, "local_epochs": 1, "max_grad_norm": 0.0},
         "evaluation": {"diagnostics_every": 0},
+        "task": {"labels": ["neg", "pos"]},
         "privacy": PRIVACY,
     }
     for section, keys in changes.items():
@@ -73,6 +72,18 @@ def test_every_method_runs_and_a_row_does_not_see_the_others(name: str, sources:
         torch.testing.assert_close(tensor, expected[key], rtol=1e-3, atol=1e-5)
 
 
+def test_kept_states_below_the_adapters_change_nothing(sources: Path, tmp_path: Path) -> None:
+    upper = {"layers_to_transform": [1]}
+    with_, without = (
+        run(configured(sources, adapter=upper, simulation={"reuse_prefix": kept}), tmp_path / f"{kept}")
+        for kept in (True, False)
+    )
+    expected = read_tensors(without.run_dir / "adapter")
+    for key, tensor in read_tensors(with_.run_dir / "adapter").items():
+        torch.testing.assert_close(tensor, expected[key], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
 def test_debug_seed_repeats_a_run_and_no_seed_does_not(sources: Path, tmp_path: Path) -> None:
     results = [run(configured(sources), tmp_path / n) for n in ("one", "two")]
     results += [run(configured(sources, privacy={"debug_seed": None}), tmp_path / n) for n in ("three", "four")]
@@ -84,8 +95,9 @@ def test_debug_seed_repeats_a_run_and_no_seed_does_not(sources: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("section", "key", "value"),
     [
-        ("privacy", "budget", 3.0),
-        ("privacy", "group", "who"),
+        ("privacy", "group", "nobody"),
+        ("privacy", "budget", 0.1),
+        ("task", "labels", None),
         ("privacy", "clip", "adaptive"),
         ("train", "max_grad_norm", 1.0),
         ("train", "packing", True),
@@ -116,11 +128,53 @@ def test_records_and_summary_have_the_epsilon_of_all_steps_so_far(sources: Path,
         assert record["client_epsilon"] == {client: spent[client]}
         assert record["epsilon"] == max(spent.values()) > 1
         assert record["epsilon_valid"] is False  # a debug seed is set
+        assert record["client_flops"] is None
     summary = json.loads((result.run_dir / "summary.json").read_text())
     assert (summary["privacy"]["epsilon"], summary["privacy"]["epsilon_valid"]) == (
         result.history[-1]["epsilon"],
         False,
     )
+
+
+@pytest.mark.slow
+def test_client_takes_no_further_part_before_it_exceeds_the_budget(sources: Path, tmp_path: Path) -> None:
+    """The smaller client spends more per round, since each row is in more of its steps."""
+    config = configured(
+        sources,
+        rounds=6,
+        partition={"kind": "dirichlet", "alpha": 0.5},
+        privacy={"noise": 2.0},
+        evaluation={"every": 0},
+    )
+    free = run(config, tmp_path / "free")
+    one, other = free.history[1]["client_epsilon"].items()
+    small, large = sorted((one, other), key=lambda spent: -spent[1])
+    assert small[1] > 1.1 * large[1]
+    budget = free.history[2]["client_epsilon"][large[0]]
+    bound = run({**config, "privacy": {**config["privacy"], "budget": budget}}, tmp_path / "bound")
+    asked = [sorted(record["client_epsilon"]) for record in bound.history]
+    assert asked[0] == sorted([small[0], large[0]])
+    assert asked[-1] == [large[0]]
+    assert len(asked) == 3
+    assert bound.summary["stopped_early"]
+    assert all(record["epsilon"] <= budget for record in bound.history)
+    assert timeless(bound.history[0]) == timeless(free.history[0])
+
+
+def test_persons_rows_are_one_unit_in_a_run(sources: Path, tmp_path: Path) -> None:
+    """The step of a client with one person draws all of its rows or none, and moves nothing then."""
+    with (sources / "rows.csv").open(encoding="utf-8") as file:
+        header, *lines = file.read().splitlines()
+    table = sources / "persons.csv"
+    table.write_text("\n".join([f"{header},person", *(f"{line},ann" for line in lines)]) + "\n", encoding="utf-8")
+    train = {"batch_size": 22, "local_steps": 1, "local_epochs": None}
+    moved = []
+    for seed in range(4):
+        privacy = {"group": "person", "noise": 0.0, "debug_seed": seed}
+        one = {"rounds": 1, "data": {"source": str(table)}, "partition": {"clients": 1}, "evaluation": {"every": 0}}
+        result = run(configured(sources, train=train, privacy=privacy, **one), tmp_path / f"{seed}")
+        moved.append(any(t.any() for n, t in read_tensors(result.run_dir / "adapter").items() if n.endswith(".B")))
+    assert len(set(moved)) == 2
 
 
 def partition(result: RunResult) -> dict[str, Any]:
@@ -170,12 +224,3 @@ def test_ledger_keeps_the_steps() -> None:
     ledger = Ledger(private_steps={"a": 7})
     assert Ledger.from_json(ledger.to_json()).private_steps == {"a": 7}
     assert b"private_steps" not in Ledger().to_json()
-
-
-def test_federation_refuses_it(sources: Path) -> None:
-    config = load(configured(sources))
-    with pytest.raises(ConfigError) as caught:
-        remote_run.check(config)
-    assert [p.message for p in caught.value.problems if p.path == "privacy.unit"] == [
-        "no site's contract decides on it yet: remove it"
-    ]

@@ -95,6 +95,7 @@ def of_files(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> rondo.Ru
     return rondo.run(settings(folder / "bert", data=data), run_dir=run_dir, device="cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [list, pandas.DataFrame, datasets.Dataset.from_list])
 def test_tables_give_the_run_of_files(folder: Path, of_files: rondo.RunResult, tmp_path: Path, kind: Any) -> None:
     config = settings(folder / "bert")
@@ -172,7 +173,7 @@ def test_model_object_gives_the_run_of_its_folder_and_is_not_changed(
     assert (tokenizer.get_vocab(), tokenizer.special_tokens_map) == (tokens.get_vocab(), tokens.special_tokens_map)
     assert tomllib.loads((result.run_dir / "config.toml").read_text())["model"]["name"] == "given in Python"
     adapter = json.loads((result.run_dir / "adapter" / "adapter_config.json").read_text())
-    assert adapter["base_model_name_or_path"] == str(folder / "bert")
+    assert adapter["base_model_name_or_path"] is None  # its folder's path is this machine's
 
 
 def test_frozen_weights_are_shared_with_the_object(
@@ -206,6 +207,7 @@ def test_language_model_object_in_bfloat16_without_a_name(folder: Path, tmp_path
     assert [name for name, p in loaded.named_parameters() if "lora_B" in name and p.any()], "no factor was loaded"
 
 
+@pytest.mark.slow
 def test_run_of_a_model_object_resumes_with_the_same_model(
     folder: Path, tmp_path: Path, model: Any, tokenizer: Any
 ) -> None:
@@ -255,6 +257,7 @@ def test_unfit_objects_are_refused(folder: Path, model: Any, tokenizer: Any) -> 
         rondo.run(settings(folder / "bert", model={"revision": "main"}), train=TRAIN, device="cpu", **both)
 
 
+@pytest.mark.slow
 def test_rows_of_each_client_give_the_run_of_their_files(folder: Path, tmp_path: Path) -> None:
     rows = {"north": TRAIN[:20], "south": TRAIN[20:]}
     for name, of_client in rows.items():

@@ -76,7 +76,7 @@ def test_predictions_are_those_of_the_evaluation(finished: Path) -> None:
 
 
 def test_bad_picture_to_predict_is_named(finished: Path) -> None:
-    with pytest.raises(ConfigError, match=r"row 1 \(counted from 0\), column 'image': the picture is 4 x 4 with"):
+    with pytest.raises(ConfigError, match=r"data\[1\], column 'image': the picture is 4 x 4 with"):
         rondo.predict(finished, [{"image": np.zeros((n, n), np.uint8)} for n in (8, 4)])
 
 
@@ -104,6 +104,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "layers"), [("Swin", ["q_proj", "v_proj"]), ("ResNet", ["convolution"])])
 def test_model_of_another_family_runs_in_fast(name: str, layers: list[str], tmp_path: Path) -> None:
     options = {"num_channels": 1, **MODELS[name]}

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import rondo
+from methods import every_method
 from rondo.cli import app
 from rondo.errors import ConfigError
 from rondo.runs import launch
@@ -41,7 +42,7 @@ def configured(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[s
     return make
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", every_method(METHODS, default=("florg", "scaffold")))
 def test_run_of_three_rounds_goes_on_to_that_of_five(
     configured: Callable[..., dict[str, Any]], tmp_path: Path, name: str
 ) -> None:

@@ -97,6 +97,7 @@ def test_killed_run_resumes_to_the_same_bits(config: dict[str, Any], tmp_path: P
     assert [r["loss"] for r in whole.history] == [r["loss"] for r in cut.history]
 
 
+@pytest.mark.slow
 def test_comparison_over_seeds(config: dict[str, Any], tmp_path: Path) -> None:
     comparison = rondo.compare([METHOD], config, seeds=[0, 1], out=tmp_path / "out", device="cpu")
     assert comparison.primary == "loss"

@@ -160,6 +160,7 @@ def test_validation_rows_beside_them_choose_the_round(tmp_path: Path) -> None:
     assert result.summary["best"] == {"rounds": scores.index(max(scores)) + 1, "accuracy": max(scores)}
 
 
+@pytest.mark.slow
 def test_resumed_and_evaluated_run_has_the_same_test_rows(tmp_path: Path) -> None:
     class Stop(rondo.Observer):
         def round_done(self, record: Any) -> None:

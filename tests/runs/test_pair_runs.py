@@ -15,6 +15,7 @@ from huggingface_hub import ModelCard
 
 import rondo
 from pair_rows import POSITIONS, requests, save_tiny
+from rondo.config import load
 from rondo.models.loading.peft import read_tensors
 from rondo.results.harness import evaluate_by_harness
 from rondo.results.humaneval.score import HumanEval, evaluate_code
@@ -59,6 +60,7 @@ def manifest(result: rondo.RunResult) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.slow
 def test_run_learns_and_says_what_it_used(finished: rondo.RunResult) -> None:
     before, after = finished.summary["before"]["global"], finished.metrics["global"]
     assert after["loss"] < before["loss"]
@@ -128,10 +130,12 @@ def test_evaluation_is_that_of_the_run(finished: rondo.RunResult) -> None:
 def test_autopeft_gives_the_same_logits_and_answers(finished: rondo.RunResult, tmp_path: Path) -> None:
     """From the adapter's folder alone, by the lines of its card."""
     folder = finished.run_dir / "adapter"
+    base = load(finished.run_dir / "config.toml").model.name
     assert json.loads((folder / "adapter_config.json").read_text())["task_type"] == "SEQ_2_SEQ_LM"
     card = ModelCard.load(folder / "README.md")
     code = card.text.partition("```python\n")[2].partition("```")[0]
     names: dict[str, Any] = {}
+    code = code.replace(f'base = "{Path(base).name}"', f"base = {base!r}")
     exec(code.replace('folder = "."', f"folder = {str(folder)!r}"), names)
     stock, words = names["model"].eval(), names["tokenizer"]
     assert type(stock) is peft.PeftModelForSeq2SeqLM

@@ -72,6 +72,7 @@ def test_every_output_has_epsilon_and_nothing_of_single_clients(sources: Path, t
     assert [p for p in published if key.read_bytes() in p.read_bytes()] == []
 
 
+@pytest.mark.slow
 def test_debug_seed_repeats_a_run_and_is_told_everywhere(sources: Path, tmp_path: Path) -> None:
     one, two = (rondo.run(configured(sources), run_dir=tmp_path / n, device="cpu") for n in ("one", "two"))
     assert outcome(one.run_dir) == outcome(two.run_dir)
@@ -81,6 +82,7 @@ def test_debug_seed_repeats_a_run_and_is_told_everywhere(sources: Path, tmp_path
     assert "(not valid)" in (one.run_dir / "run.log").read_text()
 
 
+@pytest.mark.slow
 def test_two_runs_of_one_seed_have_other_noise(sources: Path, tmp_path: Path) -> None:
     config = configured(sources, rounds=1, privacy={"debug_seed": None})
     one, two = (rondo.run(config, run_dir=tmp_path / n, device="cpu") for n in ("one", "two"))
@@ -98,6 +100,20 @@ class StopAtOne(Quiet):
     def round_started(self, index: int, clients: int) -> None:
         if index == 1:
             self.event.set()
+
+
+@pytest.mark.slow
+def test_stopped_run_has_the_clips_of_a_whole_one(sources: Path, tmp_path: Path) -> None:
+    config = configured(sources, privacy={"clip": "adaptive"})
+    whole = rondo.run(config, run_dir=tmp_path / "whole", device="cpu")
+    watch = StopAtOne()
+    with pytest.raises(RunInterrupted):
+        rondo.run(config, run_dir=tmp_path / "cut", device="cpu", observer=watch, stop=watch.event)
+    resumed = rondo.resume(tmp_path / "cut", device="cpu")
+    assert outcome(resumed.run_dir) == outcome(whole.run_dir)
+    clips = [record["clip"] for record in whole.history]
+    assert clips[0] == 0.1
+    assert len(set(clips)) == 3
 
 
 def test_stopped_run_goes_on_to_the_same_bits_and_never_forgets(sources: Path, tmp_path: Path) -> None:
@@ -130,6 +146,42 @@ def test_lost_key_or_account_ends_the_run(sources: Path, tmp_path: Path) -> None
         rondo.resume(tmp_path / "cut", device="cpu")
 
 
+def with_shares(sources: Path, **privacy: Any) -> dict[str, Any]:
+    """Each of six clients adds a share of the noise to its masked upload."""
+    shares = {"adversary": "server", "secure_aggregation": True, **privacy}
+    return configured(sources, privacy=shares, clients={"sampling": "full", "per_round": None})
+
+
+@pytest.mark.slow
+def test_stopped_run_with_noise_of_sites_never_forgets(sources: Path, tmp_path: Path) -> None:
+    """A debug seed gives the same sum, which spends once; the system's bits give another one."""
+    whole = rondo.run(with_shares(sources), run_dir=tmp_path / "whole", device="cpu")
+    assert not (whole.run_dir / "privacy.key").exists()
+    watch = StopAtOne()
+    with pytest.raises(RunInterrupted):
+        rondo.run(with_shares(sources), run_dir=tmp_path / "cut", device="cpu", observer=watch, stop=watch.event)
+    account = tmp_path / "cut" / "privacy.json"
+    before = json.loads(account.read_text())["sums"]
+    account.write_text(json.dumps({"sums": {**before, "1": ["another sum of this attempt"]}}))
+    resumed = rondo.resume(tmp_path / "cut", device="cpu")
+    assert outcome(resumed.run_dir)["tensors"] == outcome(whole.run_dir)["tensors"]
+    assert [len(sums) for sums in json.loads(account.read_text())["sums"].values()] == [1, 2, 1]
+    assert resumed.summary["privacy"]["epsilon"] > whole.summary["privacy"]["epsilon"]
+
+
+@pytest.mark.slow
+def test_lost_account_of_noisy_sums_ends_the_run(sources: Path, tmp_path: Path) -> None:
+    watch, config = StopAtOne(), with_shares(sources, debug_seed=None)
+    with pytest.raises(RunInterrupted):
+        rondo.run(config, run_dir=tmp_path / "cut", device="cpu", observer=watch, stop=watch.event)
+    (tmp_path / "cut" / "privacy.json").write_text('{"sums": 3}')
+    with pytest.raises(ConfigError, match=r"privacy\.json is no account"):
+        rondo.resume(tmp_path / "cut", device="cpu")
+    (tmp_path / "cut" / "privacy.json").unlink()
+    with pytest.raises(ConfigError, match=r"privacy\.json is missing"):
+        rondo.resume(tmp_path / "cut", device="cpu")
+
+
 def test_budget_ends_the_run_before_it_is_exceeded(sources: Path, tmp_path: Path) -> None:
     free = rondo.run(configured(sources), run_dir=tmp_path / "free", device="cpu")
     budget = (free.history[0]["epsilon"] + free.history[1]["epsilon"]) / 2
@@ -142,6 +194,7 @@ def test_budget_ends_the_run_before_it_is_exceeded(sources: Path, tmp_path: Path
         rondo.run(configured(sources, privacy={"budget": budget / 100}), run_dir=tmp_path / "none", device="cpu")
 
 
+@pytest.mark.slow
 def test_round_without_clients_steps_and_spends(sources: Path, tmp_path: Path) -> None:
     """With one of six clients in a round by chance, some rounds of ten are empty."""
     config = configured(sources, rounds=10, clients={"per_round": 1}, evaluation={"every": 0})
@@ -156,6 +209,10 @@ def test_round_without_clients_steps_and_spends(sources: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
+        (
+            {"privacy": {"clip": "adaptive", "secure_aggregation": True, "adversary": "server"}},
+            "privacy.clip: it follows bits of clients",
+        ),
         ({"privacy": {"adversary": None}}, "privacy.adversary: say from whom"),
         ({"privacy": {"noise": None}}, "privacy.noise: differential privacy needs it"),
         ({"privacy": {"unit": None, "noise": None, "delta": None, "debug_seed": None}}, "privacy.unit: nothing is"),

@@ -197,6 +197,7 @@ COMMANDS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_code_that_a_directory_names_is_not_imported_unasked(
     own: str, invoke: Callable[..., tuple[int, str]], command: tuple[str, ...]

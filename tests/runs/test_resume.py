@@ -189,13 +189,42 @@ def test_run_killed_at_a_write_resumes_to_same_bytes(started: Callable[[str], St
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_run_of_masked_sums_resumes_to_same_bytes(sources: tuple[Path, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "algorithm",
+    [{"name": "rolora"}, pytest.param({"name": "flexlora", "sketch": 4}, marks=pytest.mark.slow)],
+    ids=str,
+)
+def test_run_of_masked_sums_resumes_to_same_bytes(
+    algorithm: dict[str, Any], sources: tuple[Path, Path], tmp_path: Path
+) -> None:
     privacy = {"adversary": "server", "secure_aggregation": True, "clip": 1.0}
-    started = Started(run_settings(*sources, privacy=privacy, evaluation={"diagnostics_every": 0}))
+    changes = {"privacy": privacy, "evaluation": {"diagnostics_every": 0}, "algorithm": algorithm}
+    started = Started(run_settings(*sources, algorithm["name"], **changes))
     assert forked(lambda: started.start(tmp_path / "whole")) == 0
     cut_off(started, tmp_path / "cut", 1)
     assert forked(lambda: started.go_on(tmp_path / "cut")) == 0
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("kind", ["top-k", "rounding"])
+def test_run_of_compressed_uploads_resumes_to_same_bytes(kind: str, sources: tuple[Path, Path], tmp_path: Path) -> None:
+    """What clients held back is in the checkpoint, also of a client that was not in the last round."""
+    started = Started(run_settings(*sources, compression={"kind": kind}))
+    assert forked(lambda: started.start(tmp_path / "whole")) == 0
+    held = list((tmp_path / "whole" / "checkpoint" / "clients").glob("*.safetensors"))
+    assert any(b"held:" in file.read_bytes() for file in held) == (kind == "top-k")
+    for rounds in (1, 2):
+        cut_off(started, tmp_path / f"cut-{rounds}", rounds)
+        assert forked(lambda rounds=rounds: started.go_on(tmp_path / f"cut-{rounds}")) == 0  # type: ignore[misc]
+        assert outcome(tmp_path / f"cut-{rounds}") == outcome(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_pictures")
+def test_compressed_run_killed_at_a_write_resumes_to_same_bytes(sources: tuple[Path, Path], tmp_path: Path) -> None:
+    kill_everywhere(Started(run_settings(*sources, compression={"kind": "top-k"})), tmp_path, WRITES, every=7)
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -389,6 +418,7 @@ def test_skips_count_after_a_resume(skipped: int, sources: tuple[Path, Path], tm
     assert len(outcome(tmp_path / "cut")["metrics.jsonl"]) > rounds
 
 
+@pytest.mark.slow
 def test_patience_ends_a_resumed_run_at_the_same_round(sources: tuple[Path, Path], tmp_path: Path) -> None:
     """The learning rate sinks to nothing, so the scores stop improving."""
     rows = str(sources[1])
@@ -410,6 +440,7 @@ def test_patience_ends_a_resumed_run_at_the_same_round(sources: tuple[Path, Path
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_damaged_checkpoint_is_skipped_and_reported(
     started: Callable[[str], Started], cut: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -519,6 +550,7 @@ def test_second_process_in_one_directory_is_refused(started: Callable[[str], Sta
         runner.resume(tmp_path / "cut")
 
 
+@pytest.mark.slow
 def test_best_round_survives_a_stop(sources: tuple[Path, Path], tmp_path: Path) -> None:
     rows = sources[1]
     config = run_settings(*sources, "fedit", data={"source": str(rows), "test_source": copy_of(rows)}, rounds=4)

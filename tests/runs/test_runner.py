@@ -6,6 +6,7 @@ import errno
 import gc
 import json
 import os
+import re
 import shutil
 import threading
 import weakref
@@ -236,6 +237,7 @@ def test_seed_decides_the_run(run: Run, data: Path) -> None:
     assert report(first) == report(again)
 
 
+@pytest.mark.slow
 def test_file_format_makes_no_difference(run: Run, tmp_path: Path) -> None:
     rows = reviews(48)
     endings = (".csv", ".jsonl", ".json", ".parquet")
@@ -827,7 +829,11 @@ def test_method_for_plain_sgd_refuses_other_training(train: Any, paths: set[str]
         ({"algorithm": {"name": "no_such_module:X"}}, "algorithm.name", "cannot load 'no_such_module:X'"),
         ({"algorithm": {"name": "json:dumps"}}, "algorithm.name", "is not a frozen dataclass derived from"),
         ({"algorithm": {"name": "rolora", "alternate_for": 7.0}}, "algorithm", "0 to 1; got 7.0"),
-        ({"model": {"name": "no-such-model"}}, "model.name", "'no-such-model': it cannot be loaded"),
+        (
+            {"model": {"name": "no-such-model"}},
+            "model.name",
+            "'no-such-model' is no file or folder here, HF_HUB_",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) and "." in value else "",
 )
@@ -1035,6 +1041,15 @@ def test_personal_method_exports_a_model_per_client(personal: runner.RunResult, 
         written[client] = weights(tmp_path / str(client))
     assert len(set(written.values())) == 3
     assert written[None] == weights(personal.run_dir / "adapter")
+
+
+def test_client_without_a_model_of_its_own_is_refused(run: Run, data: Path, tmp_path: Path) -> None:
+    result = run(data={"source": str(data)}, rounds=1)
+    reason = "fedit keeps nothing at its clients: 'client-1' has the global model"
+    with pytest.raises(ConfigError, match=re.escape(f"--client: {reason}; leave it out")):
+        export.export(result.run_dir, tmp_path / "out", client="client-1")
+    assert not (tmp_path / "out").exists()
+    assert evaluate.evaluate(result.run_dir, client="client-1", device="cpu")["note"] == reason
 
 
 def test_personal_method_scores(personal: runner.RunResult) -> None:

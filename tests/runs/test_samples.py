@@ -109,14 +109,16 @@ def test_plain_text_is_cut_in_its_middle(gpt2: Path, tmp_path: Path) -> None:
 
 
 def test_samples_are_shown(finished: rondo.RunResult) -> None:
-    samples = [{**s, "after": "<b>\x1b[2J"} for s in finished.summary["samples"]] * 2
+    samples = [{**s, "before": "one\ntwo", "after": "<b>\x1b[2J"} for s in finished.summary["samples"]] * 2
     console = Console(width=200, record=True, markup=False)
     console.print(samples_table(samples))
     text = console.export_text()
-    assert "the first 5 of 8 in summary.json" in text
+    assert "the first 5 of 8 in summary.json" in " ".join(text.split())
     assert "\\x1b[2J" in text
+    assert not any("one" in line and "two" in line for line in text.splitlines())
     html = rondo.RunResult([], finished.run_dir, {}, {**finished.summary, "samples": samples})._repr_html_()
     assert "&lt;b&gt;" in html
+    assert "one<br>two" in html
     assert "<b>" not in html
 
 

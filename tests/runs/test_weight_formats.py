@@ -174,6 +174,9 @@ def test_gguf_file_as_name_runs_resumes_and_verifies(
     exported = rondo.export(resumed.run_dir, tmp_path / "out", verify=True)
     assert exported.verification is not None
     assert exported.verification.passed
+    rondo.export(resumed.run_dir, tmp_path / "named", base_name="org/base")
+    cards = [(tmp_path / name / "README.md").read_text(encoding="utf-8") for name in ("out", "named")]
+    assert ["leave out `gguf_file`" in card for card in cards] == [False, True]
 
 
 def test_gguf_file_without_a_layer_is_refused(spoken: Callable[..., dict[str, Any]], tmp_path: Path) -> None:

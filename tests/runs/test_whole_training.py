@@ -73,6 +73,7 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
     return safetensors.torch.load_file(folder / "model.safetensors")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "fedrep", "scaffold", "apfl", "per-fedavg"])
 def test_module_of_ones_own_learns(name: str, tmp_path: Path) -> None:
     result = run(tmp_path / "run", name, train={"local_epochs": 3})
@@ -190,6 +191,7 @@ def test_module_whose_setters_return_nothing_runs(what: Any, tmp_path: Path) -> 
     module.load_state_dict(tensors(result.run_dir / "adapter"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 0])
 def test_best_round_of_a_personal_method(every: int, tmp_path: Path) -> None:
     """By the clients' mean where clients are scored, else by the cold-start model."""
@@ -269,6 +271,7 @@ def test_head_inputs_are_kept_over_the_head_epochs(tmp_path: Path) -> None:
         torch.testing.assert_close(kept[name], tensor, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("buffers", "sent"), [("average", True), ("local", False), ("frozen", False)])
 def test_statistics_are_averaged_local_or_frozen(buffers: str, sent: bool, tmp_path: Path) -> None:
     result = run(tmp_path / "run", model={"buffers": buffers})
@@ -343,6 +346,7 @@ def adapted(run_dir: Path, **options: Any) -> rondo.Adapted:
     return rondo.adapt(run_dir, rows(40, 2), allow_code=True, device="cpu", **options)
 
 
+@pytest.mark.slow
 def test_newcomers_head_is_fitted_and_the_body_stays(fedrep: Path, tmp_path: Path) -> None:
     result = adapted(fedrep, shots=[4, 30], to=tmp_path / "new")
     assert result.scored_rows == 8

@@ -165,6 +165,7 @@ def config(**task: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_run_on_digits_learns(tmp_path: Path) -> None:
     result = rondo.run(config(), run_dir=tmp_path / "run")
     after = result.summary["after"]["global"]

@@ -89,6 +89,7 @@ def test_tables_records_and_card_say_whose_f1_it_is(bert: Path, tmp_path: Path) 
     assert not [column for column in result.to_frame().columns if "titles" in column]
 
 
+@pytest.mark.slow
 def test_comparison_says_whose_f1_it_is(bert: Path, tmp_path: Path) -> None:
     files = {"source": str(write_rows(tmp_path / "train.csv", reviews(24)))}
     files["test_source"] = str(write_rows(tmp_path / "test.csv", reviews(12, seed=1)))
@@ -106,6 +107,13 @@ def test_unknown_class_is_refused(bert: Path, tmp_path: Path, positive: Any, mes
     with pytest.raises(rondo.ConfigError) as refused:
         run(bert, tmp_path, None, positive=positive)
     assert [(p.path, p.message) for p in refused.value.problems] == [("evaluation.positive", message)]
+
+
+def test_means_over_classes_are_of_classifiers_and_of_all_classes() -> None:
+    with pytest.raises(rondo.ConfigError, match=r"evaluation\.f1: .*(?s:.*)evaluation\.per_class: "):
+        load({"task": {"kind": "causal-lm", "text": "t"}, "evaluation": {"f1": "macro", "per_class": True}})
+    with pytest.raises(rondo.ConfigError, match=r"evaluation\.f1: a mean over all classes, and evaluation\.positive"):
+        load({"task": {"text": "t", "label": "l"}, "evaluation": {"f1": "weighted", "positive": "a"}})
 
 
 def test_number_names_a_class(bert: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from scipy import stats
 
 import rondo
 from choice_rows import save_tiny_llama
+from rondo.config import load
 from rondo.config.inputs import TaskConfig
 from rondo.runs.watching.result import RunResult
 from rondo.tasks.language.sequences.sequence_regression import SequenceRegression
@@ -118,7 +119,8 @@ def test_predictions_agree_with_the_scores(finished: RunResult, tmp_path: Path) 
 
 def test_result_loads_in_stock_libraries(finished: RunResult, tmp_path: Path) -> None:
     for merged in (False, True):
-        made = rondo.export(finished.run_dir, tmp_path / str(merged), merged=merged, verify=True)
+        base = load(finished.run_dir / "config.toml").model.name
+        made = rondo.export(finished.run_dir, tmp_path / str(merged), merged=merged, verify=True, base_name=base)
         assert made.verification is not None
         assert made.verification.passed
     loaded = peft.AutoPeftModelForSequenceClassification.from_pretrained(

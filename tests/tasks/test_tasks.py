@@ -153,6 +153,7 @@ def test_scores_equal_scikit_learns_with_missing_classes(classes: int, pairs: li
     assert scores["accuracy"] == metrics.accuracy_score(labels, predicted)
 
 
+@pytest.mark.slow
 @given(st.integers(2, 5), st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=2, max_size=30))
 def test_area_counts_ties_half_and_classes_that_occur(classes: int, pairs: list[tuple[int, int]]) -> None:
     labels, values = (torch.tensor(side) for side in zip(*pairs, strict=True))
@@ -183,7 +184,7 @@ def test_area_of_logits_that_are_no_numbers_is_none() -> None:
 def test_f1_says_its_class(names: tuple[str, ...], positive: str | None, f1: float, title: str) -> None:
     labels, predicted = torch.tensor([1, 1, 1, 0, 0]), torch.tensor([1, 1, 0, 1, 0])
     task = classification(labels=names)
-    task = task if positive is None else task.seeking(positive)
+    task = task if positive is None else task.scored_by(positive, None, per_class=False)
     scores = _scores(task, torch.nn.functional.one_hot(predicted, 2).float(), labels)
     assert scores["f1"] == pytest.approx(f1)
     assert scores["accuracy"] == pytest.approx(0.6)
@@ -197,12 +198,37 @@ def test_f1_of_one_of_three_classes() -> None:
     assert task.titles == {"f1": "macro f1"}
     for place, name in enumerate("abc"):
         f1 = metrics.f1_score(labels == place, predicted == place)
-        assert _scores(task.seeking(name), logits, labels)["f1"] == pytest.approx(f1)
+        assert _scores(task.scored_by(name, None, per_class=False), logits, labels)["f1"] == pytest.approx(f1)
+
+
+def test_weighted_f1_and_that_of_each_class() -> None:
+    logits, labels = torch.randn(60, 3, generator=torch.Generator().manual_seed(5)), torch.arange(60) ** 2 % 3
+    predicted, names = logits.argmax(-1), ("a", "b", "c\x1b")
+    task = classification(labels=names).scored_by(None, "weighted", per_class=True)
+    scores = _scores(task, logits, labels)
+    assert scores["f1"] == pytest.approx(metrics.f1_score(labels, predicted, average="weighted"))
+    each = metrics.f1_score(labels, predicted, average=None, labels=[0, 1, 2], zero_division=0)
+    # Class c has no rows, and some are predicted.
+    assert [scores[f"f1 of {name}"] for name in names] == pytest.approx(each.tolist())
+    assert task.titles == {
+        "f1": "weighted f1",
+        **{f"f1 of {n}": f"f1 of {n}" for n in "ab"},
+        "f1 of c\x1b": r"f1 of c\x1b",
+    }
+
+
+def test_weighted_f1_of_0_and_1_is_of_both() -> None:
+    task = classification(labels=("0", "1")).scored_by(None, "weighted", per_class=False)
+    assert task.titles == {"f1": "weighted f1 (0, 1)"}
+    scores = _scores(task, torch.tensor([[1.0, 0], [0, 1], [0, 1]]), torch.tensor([0, 0, 1]))
+    assert scores["f1"] == pytest.approx(2 / 3)
 
 
 def test_f1_of_a_class_that_is_nowhere_is_none() -> None:
     logits = torch.nn.functional.one_hot(torch.tensor([0, 1]), 3).float()
-    scores = _scores(classification(labels=("a", "b", "c")).seeking("c"), logits, torch.tensor([0, 1]))
+    scores = _scores(
+        classification(labels=("a", "b", "c")).scored_by("c", None, per_class=False), logits, torch.tensor([0, 1])
+    )
     assert scores["f1"] is None
 
 

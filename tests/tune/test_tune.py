@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -21,8 +22,9 @@ from rondo.config import load
 from rondo.errors import ConfigError
 from rondo.reproduce import entry as entries
 from rondo.runs import compare
+from rondo.runs.storage.directory import RunDirectory
 from rondo.tune.chosen import Chosen, with_tuned
-from rondo.tune.trial import Runs
+from rondo.tune.trial import Runs, Trial
 from rondo.tune.tuning import Tuning
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
@@ -150,6 +152,7 @@ def test_values_of_another_grid_or_configuration_are_searched_again(
     assert all(tuned.kept(arm) is not None for arm in tuned.arms)
 
 
+@pytest.mark.slow
 def test_search_that_was_stopped_goes_on(invoke: Invoke, stop_after: Callable[[int], None], tmp_path: Path) -> None:
     path, whole = written(tmp_path / "own.toml"), written(tmp_path / "whole.toml")
     stop_after(5)
@@ -181,6 +184,7 @@ def test_search_that_was_killed_goes_on(invoke: Invoke, tmp_path: Path) -> None:
     assert {run: when for run, when in runs(tmp_path / "out").items() if run in first} == first
 
 
+@pytest.mark.slow
 def test_entry_that_comes_with_rondo_is_written_to_a_file(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -319,6 +323,15 @@ def test_search_needs_rows_to_hold_out(tiny: dict[str, Any], invoke: Invoke, tmp
     assert (code, "whole goes without this section: tune it on its own" in said) == (2, True)
 
 
+def test_private_method_has_no_rows_held_out(tiny: dict[str, Any], invoke: Invoke, tmp_path: Path) -> None:
+    private = {"adversary": "reader", "unit": "client", "clip": 1.0, "noise": 1.0, "delta": 1e-2}
+    clients = {"weighting": "uniform", "sampling": "full"}
+    (tmp_path / "c.toml").write_text(tomli_w.dumps({**tiny, "privacy": private, "clients": clients}), encoding="utf-8")
+    code, said = invoke("tune", "c.toml", "fedit", *GOOD)
+    assert (code, "no scores of clients' rows are taken" in " ".join(said.split())) == (2, True), said
+    assert not list(tmp_path.rglob("manifest.json"))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words", "message"),
     [
@@ -413,3 +426,14 @@ def test_points_of_a_large_grid_are_chosen_by_optuna(
         assert chosen.values == chosen.tried[0].values
         assert chosen.trials == sum(len(row.scores) for row in chosen.tried)
         assert chosen.values["train.lr"] > 0.01
+
+
+def test_rounds_of_a_search_are_not_said(
+    tiny: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has hundreds of runs, of which each has a line."""
+    trial = Trial("fedit", 0, load({**tiny, "rounds": 1}), tmp_path / "runs" / "one")
+    with caplog.at_level(logging.INFO, "rondo"):
+        Runs(tmp_path / "runs").make(trial, "cpu", None, None)
+    assert RunDirectory(trial.folder).finished
+    assert [record for record in caplog.records if record.name == "rondo"] == []

@@ -21,12 +21,23 @@ if TYPE_CHECKING:
 
 def names() -> tuple[str, ...]:
     """The names of the methods for any task, in the table's order. Methods for tasks of least squares only are left
-    out."""
+    out.
+
+    >>> from rondo import algorithms
+    >>> algorithms.names()[:4]
+    ('fedit', 'ffa-lora', 'fed-sb', 'rolora')
+    """
     return tuple(name for name, entry in TABLE.items() if not entry.traits.least_squares)
 
 
 def entry(name: str) -> Entry:
-    """The table's entry. Raises :class:`UnknownAlgorithm` with near matches."""
+    """The table's entry. Raises :class:`UnknownAlgorithm` with near matches.
+
+    >>> from rondo import algorithms
+    >>> rolora = algorithms.entry("rolora")
+    >>> rolora.up, rolora.traits.exact, rolora.linear
+    ('r*out, r*in in turn', True, True)
+    """
     if name in TABLE:
         return TABLE[name]
     completions = [n for n in TABLE if name and n.startswith(name.lower())]
@@ -46,6 +57,10 @@ def load(name: str) -> type[Algorithm[Any]]:
 
     Raises :class:`UnknownAlgorithm` if there is no such class, or if it is not a frozen dataclass derived from
     Algorithm.
+
+    >>> from rondo import algorithms
+    >>> algorithms.load("fedprox").__name__
+    'FedProx'
     """
     from rondo.algorithm import Algorithm
 
@@ -65,5 +80,9 @@ def get(name: str, /, **fields: Any) -> Algorithm[Any]:
     """The algorithm ``name`` (a table name or ``package.module:Class``) with the given hyperparameters.
 
     Raises :class:`UnknownAlgorithm`, TypeError for a field the algorithm lacks, ValueError for a value out of range.
+
+    >>> from rondo import algorithms
+    >>> algorithms.get("fedprox", mu=0.01)
+    FedProx(mu=0.01)
     """
     return load(name)(**fields)

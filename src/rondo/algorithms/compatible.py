@@ -15,6 +15,7 @@ from rondo.traits import Traits
 Option: TypeAlias = Literal[
     "secure aggregation",
     "client DP",
+    "client DP, masked",
     "example DP",
     "robust choice",
     "robust mean",
@@ -23,13 +24,20 @@ Option: TypeAlias = Literal[
     "local head",
     "diagnostics",
     "client scores",
+    "rounding",
+    "top-k",
 ]
-"""Options: the server opens the sum of uploads alone; differential privacy of clients or of examples (``[privacy]``);
-robust rules that choose or scale uploads, and those that make a mean; ``[server]``; ``clients.ranks``; ``model.head =
-"local"``; ``evaluation.diagnostics_every``; ``evaluation.clients_every``."""
+"""Options: the server opens the sum of uploads alone; differential privacy of clients, by noise of the server or of the
+sites in a masked sum, or of examples (``[privacy]``); robust rules that choose or scale uploads, and those that make a
+mean; ``[server]``; ``clients.ranks``; ``model.head = "local"``; ``evaluation.diagnostics_every``;
+``evaluation.clients_every``; both kinds of ``[compression]``."""
 
 OPTIONS: tuple[Option, ...] = get_args(Option)
 """Every :data:`Option`, in its order."""
+
+_PACKED: tuple[Option, ...] = ("rounding", "top-k")
+_OF_MEANS: tuple[Option, ...] = ("secure aggregation", "client DP", "server optimizer", *_PACKED)
+_LOST = "numbers that a client held back mean nothing"
 
 
 def refused(traits: Traits, *, linear: bool) -> Mapping[Option, str]:
@@ -37,12 +45,13 @@ def refused(traits: Traits, *, linear: bool) -> Mapping[Option, str]:
     :attr:`rondo.algorithm.Algorithm.linear`."""
     reasons: dict[Option, str] = {}
     if traits.keeps == everything:
-        nothing: tuple[Option, ...] = ("secure aggregation", "client DP", "robust choice", "robust mean")
-        reasons |= dict.fromkeys(
-            (*nothing, "server optimizer"), "it sends nothing, so its server has nothing to work on"
-        )
+        robust: tuple[Option, ...] = ("robust choice", "robust mean")
+        reasons |= dict.fromkeys((*_OF_MEANS, *robust), "it sends nothing, so its server has nothing to work on")
     else:
         reasons |= _of_sums(traits, linear)
+    both = reasons.get("client DP", reasons.get("secure aggregation"))
+    if both is not None:
+        reasons["client DP, masked"] = both
     if traits.least_squares:
         reasons["example DP"] = "its clients minimise exactly, and noise belongs to the steps of a gradient"
     elif traits.divides_batches:
@@ -62,18 +71,23 @@ def _of_sums(traits: Traits, linear: bool) -> dict[Option, str]:
     """The refused ones of those options that work on the sum of uploads, or on their mean."""
     if not linear:
         single = "its server works on single uploads, not on their mean"
-        return dict.fromkeys(("secure aggregation", "client DP", "robust mean", "server optimizer"), single)
+        return dict.fromkeys((*_OF_MEANS, "robust mean"), single)
     reasons: dict[Option, str] = {}
     if traits.weighting == "tensors":
         reasons["secure aggregation"] = "an upload's weight follows from its tensors, which the server would not see"
         reasons["client DP"] = "an upload's weight follows from its tensors, so one client may count any amount"
+        reasons |= dict.fromkeys(_PACKED, "an upload's weight follows from its tensors, and packed ones have another")
     elif traits.varying_shapes:
         reasons["secure aggregation"] = "a client's data decide which values it sends, so unseen ones cannot be added"
+        reasons |= dict.fromkeys(_PACKED, "a client's data decide which values it sends, so their sizes are not known")
     if not traits.same_coordinates:
+        reasons.setdefault("top-k", f"its server puts what it gets into other coordinates, where {_LOST}")
         reasons["server optimizer"] = (
             "its server puts what it gets into other coordinates than what it sent, so the difference is no direction "
             "to step in"
         )
-    elif traits.server_step:
+    elif traits.renews_factors:
+        reasons.setdefault("top-k", f"its server starts factors anew, and to them {_LOST}")
+    if traits.same_coordinates and traits.server_step:
         reasons["server optimizer"] = "it defines its server's step itself, so no optimizer can take its place"
     return reasons

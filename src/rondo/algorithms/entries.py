@@ -17,7 +17,15 @@ from rondo.traits import Traits
 
 @dataclass(frozen=True)
 class Entry:
-    """The facts about an algorithm that are known without importing it."""
+    """The facts about an algorithm that are known without importing it.
+
+    >>> from rondo import algorithms
+    >>> entry = algorithms.entry("fedit")
+    >>> entry.paper
+    'Zhang et al. 2023'
+    >>> entry.up_numbers(8, 384, 384, 0, 1)  # rank, in, out, round, uploads
+    6144
+    """
 
     cls: str
     """``package.module:Class``."""

@@ -33,6 +33,37 @@ def both(r: int, i: int, o: int, t: int, k: int) -> int:
     return r * (i + o)
 
 
+PROBES = 8
+"""Columns of a sketch that tell its error (:mod:`rondo.algorithms.parts.sketch`)."""
+
+
+def sketch_size(columns: int, i: int, o: int) -> tuple[int, int]:
+    """The columns s of a module's first sketch, without those that tell its error, and the rows of its second: 2 s + 1,
+    for which the source proves its bound. ``columns``: the s that was asked for, which no side of the matrix exceeds.
+
+    >>> from rondo.algorithms.formulas import sketch_size
+    >>> sketch_size(16, 384, 384), sketch_size(16, 384, 10)
+    ((16, 33), (10, 10))
+    """
+    size = min(columns, i, o)
+    return size, min(2 * size + 1, o)
+
+
+def _sketched(columns: int, i: int, o: int) -> int:
+    size, rows = sketch_size(columns, i, o)
+    return (size + PROBES) * o + rows * i
+
+
+def product(r: int, i: int, o: int, t: int, k: int, sketch: int = 0) -> int:
+    """Both factors, or two sketches of their product."""
+    return _sketched(sketch, i, o) if sketch else r * (i + o)
+
+
+def product_beside(r: int, i: int, o: int, t: int, k: int, sketch: int = 0) -> int:
+    """Both factors, and two sketches of their product if it is sketched."""
+    return r * (i + o) + (_sketched(sketch, i, o) if sketch else 0)
+
+
 def twice(r: int, i: int, o: int, t: int, k: int) -> int:
     return 2 * r * (i + o)
 
@@ -69,13 +100,17 @@ def gram(r: int, i: int, o: int, t: int, k: int) -> int:
     return r * min(i, o)
 
 
+def square(r: int, i: int, o: int, t: int, k: int) -> int:
+    return r * r
+
+
 def _chunk(rank: int, i: int, o: int) -> int:
     """A chunk of the base's change as factors, or the sum of all chunks where that is smaller."""
     return min(rank * (i + o), i * o)
 
 
-def residual(r: int, i: int, o: int, t: int, k: int) -> int:
-    return r * (i + o) + _chunk((k - 1) * r, i, o)
+def residual(r: int, i: int, o: int, t: int, k: int, sketch: int = 0) -> int:
+    return r * (i + o) + _chunk(min(sketch, i, o) if sketch else (k - 1) * r, i, o)
 
 
 def stack(r: int, i: int, o: int, t: int, k: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rondo.cli import algorithms, compare, data, evaluate, reproduce, results, run, tune
+from rondo.cli import algorithms, compare, data, doctor, evaluate, report, reproduce, results, run, tune
 from rondo.cli.app import app, main
 from rondo.cli.federate import federate
 from rondo.cli.privacy import privacy
@@ -15,10 +15,13 @@ _SHOWN: tuple[tuple[str, Callable[..., None]], ...] = (
     ("run", run.run),
     ("resume", run.resume),
     ("demo", run.demo),
+    ("watch", report.watch),
     ("compare", compare.compare),
+    ("report", report.report),
     ("tune", tune.tune),
     ("reproduce", reproduce.reproduce),
     ("init", run.init),
+    ("schema", run.schema),
     ("data", data.data),
     ("list", algorithms.list_),
     ("show", algorithms.show),
@@ -27,6 +30,7 @@ _SHOWN: tuple[tuple[str, Callable[..., None]], ...] = (
     ("evaluate", evaluate.evaluate),
     ("predict", results.predict),
     ("adapt", results.adapt),
+    ("doctor", doctor.doctor),
 )
 """The commands, in the order of ``rondo --help``."""
 

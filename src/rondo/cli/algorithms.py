@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
 
+from rondo.cli.completion import keys, methods, shown
 from rondo.cli.process import FAILED, user_errors
 
 _COLUMNS = (
@@ -24,7 +27,9 @@ _WIDE = 140
 
 
 def list_(
-    names: Annotated[list[str] | None, typer.Argument(help="with --compat: names, or package.module:Class")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="with --compat: names, or package.module:Class", autocompletion=methods)
+    ] = None,
     compat: Annotated[bool, typer.Option("--compat", help="the options that each one takes")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="with --compat: as JSON, refusals with their reason")] = False,
 ) -> None:
@@ -96,6 +101,7 @@ def _compatible(names: list[str] | None, as_json: bool) -> None:
     console.print(table)
     for number, reason in enumerate(notes, 1):
         console.print(f"{number}: {reason}")
+    console.print("\nwith default fields; others may allow more (rondo show NAME)")
 
 
 def _made(name: str) -> Any:
@@ -109,8 +115,12 @@ def _made(name: str) -> Any:
 
 
 def show(
-    name: Annotated[str, typer.Argument(help="an algorithm's name, package.module:Class, or config")],
-    key: Annotated[str | None, typer.Argument(help="config alone: a section or key, for instance train.lr")] = None,
+    name: Annotated[
+        str, typer.Argument(help="an algorithm's name, package.module:Class, or config", autocompletion=shown)
+    ],
+    key: Annotated[
+        str | None, typer.Argument(help="config alone: a section or key, for instance train.lr", autocompletion=keys)
+    ] = None,
 ) -> None:
     """Show the paper card of an algorithm (equations, symbols, bytes, head, deviations, reference) and its keys; or,
     with config, every configuration key."""
@@ -126,9 +136,18 @@ def show(
             raise ConfigError.at("KEY", "only config takes a key; remove it", "rondo")
         import inspect
 
+        from rondo import algorithms
+        from rondo.algorithms.sight import sight
+
         cls = _algorithm_class(name)
         print(f"{name}\n{'=' * len(name)}\n\n{inspect.getdoc(cls)}\n\n{_START}")
-        if fields := inspect.signature(cls).parameters.values():
+        fields = inspect.signature(cls).parameters.values()
+        whole = not any(field.default is field.empty for field in fields) and not inspect.isabstract(cls)
+        if (method := algorithms.TABLE.get(name) or (cls() if whole else None)) is not None:
+            print("\nSeen by each party (docs/privacy.md):")
+            for party, sees in sight(method.traits, linear=method.linear).items():
+                print(f"{party}: {sees}")
+        if fields:
             print("\nKeys of [algorithm], with their defaults:")
             for field in fields:
                 required = field.default is field.empty
@@ -152,7 +171,9 @@ def _algorithm_class(name: str) -> Any:
 
 
 def check(
-    names: Annotated[list[str] | None, typer.Argument(help="names, or package.module:Class; default: all")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="names, or package.module:Class; default: all", autocompletion=methods)
+    ] = None,
 ) -> None:
     """Check algorithms, ours or your own, against the public laws."""
     with user_errors():
@@ -171,9 +192,28 @@ def check(
             except Exception as error:  # a user's class may have a field without default or an abstract method
                 message = f"{name} cannot be made without arguments: {error}"
                 raise errors.ConfigError.at("NAME", message, "rondo") from None
-            for result in testing.check_algorithm(algorithm, formulas=formulas, whole=whole):
-                print(f"  {result.outcome:15} {result.law:20} {result.detail}".rstrip())
-                failed += result.outcome == "failed"
+            results = testing.check_algorithm(algorithm, formulas=formulas, whole=whole)
+            for line in law_lines(results):
+                print(errors.visible(line))
+            failed += sum(result.outcome == "failed" for result in results)
         print(f"\n{failed} failed" if failed else "\nall laws hold")
     if failed:
         raise typer.Exit(FAILED)
+
+
+def law_lines(results: Sequence[Any]) -> Iterator[str]:
+    """The results of the laws (:class:`rondo.testing.LawResult`) in lines. An error that ended several laws has a
+    paragraph of its own: the line of the method's file, the error, and the laws."""
+    counts = Counter((result.error, result.place) for result in results if result.error)
+    told = set()
+    for result in results:
+        cause = (result.error, result.place)
+        if counts[cause] < 2:
+            yield f"  {result.outcome:15} {result.law:20} {result.detail}".rstrip()
+            if result.place:
+                yield f"    {result.place}"
+        elif cause not in told:
+            told.add(cause)
+            yield f"  failed          {counts[cause]} laws, by one error of the method:"
+            yield from (f"    {text}" for text in (result.place, result.error) if text)
+            yield f"    laws: {', '.join(other.law for other in results if (other.error, other.place) == cause)}"

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from rondo.cli.completion import asked_by_bash, one_of, settings
+
 app = typer.Typer(
     help="Federated low-rank fine-tuning: many parties fine-tune one model, and only trained tensors travel.",
     no_args_is_help=True,
@@ -15,9 +17,13 @@ app = typer.Typer(
 )
 
 Sets = Annotated[
-    list[str] | None, typer.Option("--set", help="override a setting: KEY.PATH=VALUE, for instance adapter.r=8")
+    list[str] | None,
+    typer.Option("--set", help="override a setting: KEY.PATH=VALUE, for instance adapter.r=8", autocompletion=settings),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps")]
+Device = Annotated[
+    str,
+    typer.Option(help="auto, cpu, cuda, cuda:1 or mps", autocompletion=one_of("auto", "cpu", "cuda", "mps")),
+]
 ClientId = Annotated[str | None, typer.Option("--client", help="use this client's model; default: the global one")]
 
 AllowCode = Annotated[
@@ -59,7 +65,8 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a name may have characters that the terminal's encoding has not
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        app()
+        with asked_by_bash():
+            app(prog_name="rondo")
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)

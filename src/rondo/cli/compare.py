@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from rondo.cli.app import Device
-from rondo.cli.process import FAILED, quiet_libraries, stoppable, user_errors
+from rondo.cli.completion import listed_methods, settings
+from rondo.cli.process import FAILED, quiet_libraries, repeated, stoppable, user_errors
 
 
 def compare(
@@ -20,18 +23,25 @@ def compare(
         typer.Argument(
             metavar="ALGORITHMS",
             help="names separated by commas, or package.module:Class; default: the methods of the file",
+            autocompletion=listed_methods,
         ),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="all algorithms of the table")] = False,
     config: Annotated[str | None, typer.Option(help="a TOML file; default: the demo's")] = None,
     sets: Annotated[
         list[str] | None,
-        typer.Option("--set", help="override a setting: KEY.PATH=VALUE for all, NAME.KEY.PATH=VALUE for one algorithm"),
+        typer.Option(
+            "--set",
+            help="override a setting: KEY.PATH=VALUE for all, NAME.KEY.PATH=VALUE for one algorithm",
+            autocompletion=settings,
+        ),
     ] = None,
     vary: Annotated[
         list[str] | None,
         typer.Option(
-            "--vary", help="run with each of several values: KEY.PATH=VALUE,VALUE; repeated: all combinations"
+            "--vary",
+            help="run with each of several values: KEY.PATH=VALUE,VALUE; repeated: all combinations",
+            autocompletion=settings,
         ),
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="numbers separated by commas; default: the file's seed")] = None,
@@ -45,6 +55,7 @@ def compare(
         ),
     ] = None,
     device: Device = "auto",
+    processes: Annotated[int, typer.Option(help="runs at a time, each in a process of its own")] = 1,
 ) -> None:
     """Compare several algorithms on the same data, split, seeds and rounds: a table and a picture."""
     with user_errors():
@@ -52,7 +63,7 @@ def compare(
 
         axes, names = compare.varied(vary or []), _named(algorithms, every)
         variants = compare.plan(names, config, sets=sets or [], vary=axes, seeds=numbers(seeds))
-        comparison = _compared(variants, out, compare.question(last, target, at_mb), device)
+        comparison = _compared(variants, out, compare.question(last, target, at_mb), device, processes)
     if comparison.stopped:
         raise typer.Exit(FAILED)
 
@@ -82,7 +93,7 @@ def numbers(seeds: str | None, source: str = "rondo compare") -> list[int]:
         raise ConfigError.at("--seeds", message, source) from None
 
 
-def _compared(variants: Any, out: str | None, question: Any, device: str) -> Any:
+def _compared(variants: Any, out: str | None, question: Any, device: str, processes: int) -> Any:
     """Run the comparison with progress bars and a final table."""
     from rondo.errors import visible
     from rondo.report.terminal import comparison_table, plain_console
@@ -102,19 +113,30 @@ def _compared(variants: Any, out: str | None, question: Any, device: str) -> Any
             yield None
             print(f"{planned}: finished before, not run again ({planned.run_dir})", flush=True)
             return
-        with progress(planned.config.rounds, told=told) as observer:
+        with progress(planned.config.rounds, told=told, name=str(planned)) as observer:
             yield observer
         print(f"{planned}: {time.perf_counter() - began:.0f} s ({planned.run_dir})", flush=True)
 
-    with stoppable() as stop:
-        comparison = compare.carry_out(variants, out, question, device=device, watch=watched, stop=stop)
+    def repeat(run_dir: Path) -> str:
+        words = repeated(run_dir)
+        return (
+            words
+            if out is not None
+            else words.replace(" to go", f" with --out {shlex.quote(str(run_dir.parent))} to go")
+        )
+
+    with stoppable(repeat) as stop:
+        comparison = compare.carry_out(
+            variants, out, question, device=device, processes=processes, watch=watched, stop=stop
+        )
     for run in comparison.stopped:
         print(visible(f"{run['algorithm']}, seed {run['seed']} stopped: {run['reason']}"), file=sys.stderr)
     if comparison.runs:
         print()
         # Without a terminal, print one line per algorithm, so that grep finds it.
         (console if console.is_terminal else plain_console(width=200)).print(comparison_table(vars(comparison)))
-        print(f"\ncomparison: {comparison.out / 'comparison.json'}\npicture:    {comparison.out / 'comparison.png'}")
+        files = [comparison.out / f"comparison.{ending}" for ending in ("json", "csv", "tex", "png", "svg")]
+        print("\ncomparison: " + "\n            ".join(map(str, files)))
         if (comparison.out / "varied.png").is_file():
             print(f"            {comparison.out / 'varied.png'}")
     return comparison

@@ -18,6 +18,7 @@ from rondo.cli.federate_site import (
     Keys,
     Server,
     State,
+    Test,
     Wait,
     by_hand,
     program,
@@ -25,7 +26,7 @@ from rondo.cli.federate_site import (
     told,
 )
 from rondo.cli.federate_site import shown as shown_plan
-from rondo.cli.federate_site_keys import site_keys
+from rondo.cli.federate_site_keys import site_keys, site_peers
 from rondo.cli.process import shown, stoppable, user_errors
 from rondo.errors import ConfigError, headed, visible
 
@@ -34,6 +35,7 @@ federate.add_typer(keys, name="keys")
 federate.add_typer(sites, name="sites")
 federate.add_typer(site, name="site")
 site.command("keys")(site_keys)
+site.command("peers")(site_peers)
 
 
 @federate.command()
@@ -98,6 +100,7 @@ def client(
     server: Server,
     data: Data,
     keys: Keys,
+    test: Test = None,
     contract: ContractFile = Path("site.toml"),
     model: BaseModel = None,
     state: State = None,
@@ -113,7 +116,8 @@ def client(
     ] = False,
 ) -> None:
     """Take part in a federation: train on this site's rows, within its contract."""
-    with user_errors(), stoppable() as stop, program(server, data, keys, contract, model, state, device) as options:
+    given = program(server, data, test, keys, contract, model, state, device)
+    with user_errors(), stoppable() as stop, given as options:
         from rondo.federation.site.run import SiteSetup, take_part
 
         site = SiteSetup(**options, wait=wait, insecure=insecure, stay=stay)

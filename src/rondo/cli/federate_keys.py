@@ -180,6 +180,24 @@ def show(folder: ServerKeys = _SERVER_KEYS) -> None:
         print_fingerprint("authority (ca.crt)", certificates.fingerprint(authority))
 
 
+@sites.command()
+def peers(
+    folder: ServerKeys = _SERVER_KEYS,
+    to: Annotated[Path, typer.Option(help="the file to write")] = Path("peers.json"),
+) -> None:
+    """Write the names and keys of all sites, for secure aggregation: every site takes the file in."""
+    with user_errors(), headed("rondo federate sites peers"):
+        from datetime import UTC, datetime
+
+        from rondo.federation.identity import files, roster
+
+        today = datetime.now(UTC).date()
+        known = roster.Roster.read(folder / roster.FILE)
+        files.write(to, roster.peers(known.sites, today))
+        print(f"{to}: {len(known.valid(today))} sites; send it to every site, by any channel. Each takes it in by:")
+        print(f"  rondo federate site peers {shlex.quote(to.name)} --keys keys")
+
+
 def _table(known: Sequence[Enrolled], *, lines: bool) -> Any:
     """The sites, each in one line so that grep finds it, or in ``lines``, as many as its fingerprint has."""
     from rich.table import Table

@@ -20,6 +20,9 @@ site = typer.Typer(help="For a site's owner: the contract, a plan beside it, and
 
 Server = Annotated[str, typer.Option(help="the server's address, HOST or HOST:PORT")]
 Data = Annotated[Path, typer.Option(help="a file with this client's rows, or a folder with one file per client")]
+Test = Annotated[
+    Path | None, typer.Option("--test", help="test rows of its own, a file or folder as --data; runs score on them")
+]
 Keys = Annotated[Path, typer.Option("--keys", help="the site's folder of keys")]
 ContractFile = Annotated[
     Path, typer.Option("--contract", help="the site's contract; rondo federate site init writes one")
@@ -37,6 +40,10 @@ def init(
     data: Annotated[Path, typer.Argument(help="a file with this client's rows, or a folder with one file per client")],
     inputs: Annotated[str | None, typer.Option(help="columns that runs may read, NAME[,NAME...]")] = None,
     labels: Annotated[str | None, typer.Option(help="columns that runs may predict, NAME[,NAME...]")] = None,
+    separator: Annotated[
+        str | None, typer.Option(help='character between columns, such as ";", which Excel writes in German')
+    ] = None,
+    encoding: Annotated[str, typer.Option(help="encoding of text files, such as cp1252")] = "utf-8",
     to: Annotated[Path, typer.Option(help="where to write it")] = Path("site.toml"),
 ) -> None:
     """Look at the site's rows, and write a commented contract to start from. Nothing leaves."""
@@ -44,11 +51,13 @@ def init(
         from rondo.federation.extra import needed
 
         needed()
+        from rondo.data.files.room import TextForm
         from rondo.federation.site import survey
         from rondo.federation.site.run import clients_in
 
-        columns = survey.columns(clients_in(data))
-        text = survey.contract(columns, names(inputs), names(labels))
+        form = TextForm(separator, encoding, "--")
+        columns = survey.columns(clients_in(data, form))
+        text = survey.contract(columns, names(inputs), names(labels), form)
         if to.exists():
             raise ConfigError.at("--to", f"{str(to)!r} exists already; name another file")
         try:
@@ -67,6 +76,7 @@ def show_plan(
     server: Server,
     data: Data,
     keys: Keys,
+    test: Test = None,
     contract: ContractFile = Path("site.toml"),
     model: BaseModel = None,
     device: Device = "auto",
@@ -74,7 +84,11 @@ def show_plan(
     insecure: Insecure = False,
 ) -> None:
     """Connect, print the server's plan beside the contract, and what would leave, and go. Nothing is answered."""
-    with user_errors(), stoppable() as stop, program(server, data, keys, contract, model, None, device) as options:
+    with (
+        user_errors(),
+        stoppable() as stop,
+        program(server, data, test, keys, contract, model, None, device) as options,
+    ):
         from rondo.federation.site.run import SiteSetup
 
         shown(SiteSetup(**options, wait=wait, insecure=insecure), stop)
@@ -100,11 +114,20 @@ def log(
         lines = audit.lines(path)
         for line in account.letters(lines) if every else account.account(lines):
             print(visible(line))
+        for line in account.spent(state):
+            print(visible(line))
 
 
 @contextmanager
 def program(
-    server: str, data: Path, keys: Path, contract: Path, model: str | None, state: Path | None, device: str
+    server: str,
+    data: Path,
+    test: Path | None,
+    keys: Path,
+    contract: Path,
+    model: str | None,
+    state: Path | None,
+    device: str,
 ) -> Iterator[dict[str, Any]]:
     """The options of a site's program, read."""
     from rondo.federation.extra import needed
@@ -120,6 +143,7 @@ def program(
         "server": server,
         "keys": keys,
         "data": data,
+        "test": test,
         "folder": folder,
         "contract": Contract.read(contract),
         "device": device,
@@ -153,7 +177,7 @@ def print_offer(offer: Any) -> None:
         table.add_row(visible(term.subject), visible(term.asked), visible(term.allowed), "" if term.kept else "REFUSED")
     console = plain_console()
     console = console if console.is_terminal else plain_console(width=250)
-    print(visible(f"\nrun {offer.plan.run}"))
+    print(f"\nrun {visible(offer.plan.run)}")
     console.print(table)
     if offer.leaving:
         print("\nwhat would leave this site:")

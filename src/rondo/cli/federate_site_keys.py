@@ -61,3 +61,27 @@ def _told(made: Any, to: Path, *, renewed: bool) -> None:
         host, folder = made.server or "HOST", shlex.quote(str(to))
         data = "rows.csv" if len(made.site.clients) == 1 else "FOLDER"
         print(f"  rondo federate client --server {host} --keys {folder} --data {data}")
+
+
+def site_peers(
+    file: Annotated[
+        Path | None, typer.Argument(help="the file that the server's owner sent; left out, the one that is there")
+    ] = None,
+    folder: Annotated[Path, typer.Option("--keys", help="the site's folder of keys")] = Path("keys"),
+) -> None:
+    """Take in the keys of the other sites, for secure aggregation, and show them to be compared by telephone."""
+    with user_errors(), headed("rondo federate site peers"):
+        from rondo.federation.identity import files, peers
+        from rondo.federation.identity.keys import SiteKeys
+        from rondo.federation.identity.roster import PEERS
+
+        keys, path = SiteKeys.read(folder), folder / PEERS
+        others = peers.others(path if file is None else file, keys)
+        if file is not None:
+            files.write(path, files.content(file))
+            print(f"{path}: {len(others)} other sites")
+        print("compare by telephone with the owner of each site:")
+        print_fingerprint(visible(f"{keys.site}, this site"), keys.fingerprint)
+        for site in others:
+            until = "without end" if site.expires is None else f"until {site.expires}"
+            print_fingerprint(visible(f"{site.name}, {until}"), site.fingerprint)

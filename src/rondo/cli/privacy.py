@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Annotated
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any
 
 import typer
 
@@ -14,6 +16,13 @@ privacy = typer.Typer(help="Plan differential privacy before a run.", no_args_is
 
 _LOUD = 3.0
 """Noise over signal above which a method seldom learns."""
+
+
+class Adversary(StrEnum):
+    """``privacy.adversary``, with ``unit = "client"``."""
+
+    READER = "reader"
+    SERVER = "server"
 
 
 @privacy.callback()
@@ -30,6 +39,10 @@ def plan(
     per_round: Annotated[int | None, typer.Option(help="expected clients per round; left out, all", min=1)] = None,
     delta: Annotated[float | None, typer.Option(help="delta; left out, 1 over ten times the clients")] = None,
     numbers: Annotated[int | None, typer.Option(help="numbers in an upload, for noise over signal", min=1)] = None,
+    adversary: Annotated[
+        Adversary, typer.Option(help="reader, or server: then sites add the noise")
+    ] = Adversary.READER,
+    colluding: Annotated[int, typer.Option(help="sites that may collude with the server", min=0)] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
 ) -> None:
     """Noise for an epsilon, or epsilon for a noise, of privacy.unit = "client"; with --numbers, how loud it is."""
@@ -47,6 +60,13 @@ def plan(
         chosen = 1 / (10 * clients) if delta is None else delta
         if not 0 < chosen < 1:
             raise ConfigError.at("--delta", f"{chosen} is not between 0 and 1: mend it", "rondo privacy plan")
+        if adversary is Adversary.SERVER:
+            sites = clients if per_round is None else per_round
+            found = {"clients": clients, "rounds": rounds} | _shares(
+                epsilon, noise, sites, rounds, chosen, numbers, colluding
+            )
+            print(json.dumps(found, indent=2)) if as_json else _print_shares(found)
+            return
         plans = {}
         for sampling, expected in (("poisson", per_round), ("full", clients)):
             if expected is not None:
@@ -87,3 +107,51 @@ def _planned(
     if numbers is not None:
         found["noise_over_signal"] = noise * math.sqrt(numbers) / expected
     return found
+
+
+def _shares(
+    wanted: float | None,
+    noise: float | None,
+    sites: int,
+    rounds: int,
+    delta: float,
+    numbers: int | None,
+    colluding: int,
+) -> dict[str, Any]:
+    """The plan of noise that ``sites`` sites add to each masked sum. Raises :class:`ConfigError` where no noise
+    counts."""
+    from rondo.errors import ConfigError
+    from rondo.privacy.accountant import epsilon, noise_for
+    from rondo.privacy.noise_share import epsilon_of_shares
+    from rondo.privacy.shares import threshold_of
+
+    threshold = threshold_of(sites)
+    if threshold <= colluding:
+        message = (
+            f"{threshold} of {sites} sites open a sum, and if {colluding} collude, nobody's noise is left: lower it"
+        )
+        raise ConfigError.at("--colluding", message, "rondo privacy plan")
+    if noise is None:
+        assert wanted is not None
+        noise = noise_for(wanted, 1.0, rounds, delta)
+    found = {"sites": sites, "threshold": threshold, "colluding": colluding, "delta": delta, "noise": noise}
+    found |= {"share": noise / math.sqrt(threshold - colluding)}
+    found |= {"epsilon": epsilon_of_shares(noise, {1: rounds}, delta)}
+    found |= {"epsilon_of_rows": epsilon(noise / 2, 1.0, rounds, delta)}
+    if numbers is not None:
+        found["noise_over_signal"] = found["share"] * math.sqrt(numbers / sites)
+    return found
+
+
+def _print_shares(found: Mapping[str, Any]) -> None:
+    sites, threshold, colluding = found["sites"], found["threshold"], found["colluding"]
+    counted = f"{threshold} of {sites} sites open a sum, {colluding} may collude"
+    print(f"{sites} sites a round, {found['rounds']} rounds, delta {found['delta']:g}; {counted}")
+    loud = f", noise {found['noise_over_signal']:.3g} times the largest signal" if "noise_over_signal" in found else ""
+    share = f"of which each site adds {found['share']:.4g}"
+    print(f"noise = {found['noise']:.4g}, {share}: epsilon {found['epsilon']:.3g}{loud}")
+    print(f"epsilon of a row in a site's own ledger: {found['epsilon_of_rows']:.3g}")
+    if found["delta"] >= 1 / found["clients"]:
+        print(f"warning: delta is not below 1 over the number of clients, {1 / found['clients']:g}")
+    if found.get("noise_over_signal", 0.0) > _LOUD:
+        print(f"warning: above {_LOUD:g} few methods learn: take more clients, fewer numbers, or a larger epsilon")

@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -45,10 +46,25 @@ def _is_out_of_memory(error: Exception) -> bool:
     return is_out_of_memory(error)
 
 
+def _resuming(run_dir: Path) -> str:
+    """The words that say how an interrupted run goes on."""
+    from rondo.config.checks import own_names
+    from rondo.runs.storage.directory import RunDirectory
+
+    flag = " --allow-code" if own_names(RunDirectory(run_dir).config()) else ""
+    return f"{RunInterrupted(run_dir)}\ngo on with: rondo resume {shlex.quote(str(run_dir))}{flag}"
+
+
+def repeated(run_dir: Path) -> str:
+    """The words of a command that makes several runs, and goes on where it was when it is repeated."""
+    return "stopped; run the same command again to go on: finished runs are kept"
+
+
 @contextmanager
-def stoppable() -> Iterator[Any]:
+def stoppable(interrupted: Callable[[Path], str] = _resuming) -> Iterator[Any]:
     """Yield an event that SIGINT (^C) or SIGTERM sets; a second signal ends the process at once. If a run ended by
-    the first, or what waits for other programs did, raise the exit code of that signal: 128 plus its number."""
+    the first, or what waits for other programs did, raise the exit code of that signal: 128 plus its number.
+    ``interrupted`` gives the words that say how to go on, by the run's folder."""
     import signal
     import threading
 
@@ -65,11 +81,7 @@ def stoppable() -> Iterator[Any]:
     try:
         yield stop
     except RunInterrupted as error:
-        from rondo.config.checks import own_names
-        from rondo.runs.storage.directory import RunDirectory
-
-        flag = " --allow-code" if own_names(RunDirectory(error.run_dir).config()) else ""
-        print(f"{error}\ngo on with: rondo resume {shlex.quote(str(error.run_dir))}{flag}", file=sys.stderr)
+        print(interrupted(error.run_dir), file=sys.stderr)
         raise typer.Exit(128 + received[0]) from None
     except StopRequested:
         print("stopped; run the same command again to go on", file=sys.stderr)
@@ -96,6 +108,7 @@ def quiet_libraries() -> None:
 def shown(rounds: int, started: Callable[[Any, Any], Any]) -> Any:
     """The result of a run of so many rounds, which ``started`` runs given an observer and an event that stops it, with
     progress bars and a final table."""
+    from rondo.report.clients import clients_table
     from rondo.report.terminal import plain_console, samples_table, summary_table
 
     console = plain_console()
@@ -106,6 +119,8 @@ def shown(rounds: int, started: Callable[[Any, Any], Any]) -> Any:
     with stoppable() as stop, progress(rounds) as observer:
         result = started(observer, stop)
     console.print(summary_table(result.summary))
+    if (clients := clients_table(result.summary, result.clients())) is not None:
+        console.print(clients)
     if result.summary.get("samples"):
         console.print(samples_table(result.summary["samples"]))
     print(f"\nrun directory: {result.run_dir}\nresult:        {result.run_dir / 'adapter'}")

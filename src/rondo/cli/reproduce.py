@@ -9,13 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from rondo.cli.app import Device
-from rondo.cli.process import quiet_libraries, stoppable, user_errors
+from rondo.cli.completion import reproducible
+from rondo.cli.process import quiet_libraries, repeated, stoppable, user_errors
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="an entry, a file of one, all, or list")] = "list",
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="an entry, a file of one, all, or list", autocompletion=reproducible)
+    ] = "list",
     data: Annotated[Path, typer.Option(help="the folder of the data sets")] = Path("data"),
     out: Annotated[Path, typer.Option(help="where runs are kept; those that it holds are not repeated")] = Path(
         "runs/reproduce"
@@ -61,7 +64,7 @@ def _decide(names: list[str], data: Path, out: Path, pages: Path, device: str, e
             if len(names) == 1:
                 raise
             print(visible(f"{name} is left out: {error.problems[0].message}"), flush=True)
-    with stoppable() as stop:
+    with stoppable(repeated) as stop:
         for trials in sorted(work, key=lambda trials: trials.seconds()):
             if stale := [arm for arm in trials.entry.tuned if trials.entry.kept(arm) is None]:
                 others = "are of another grid, score or configuration, so it is searched again"

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from rondo.cli.app import AllowChanged, AllowCode, ClientId, Device
+from rondo.cli.completion import one_of
 from rondo.cli.process import FAILED, quiet_libraries, user_errors
-from rondo.errors import ConfigError
+from rondo.errors import ConfigError, headed
 
 Result = Annotated[str, typer.Argument(metavar="RUN_DIR|ADAPTER_DIR")]
 
@@ -23,6 +24,21 @@ def export(
         int | None, typer.Option(help="truncate to this rank, and print the share of the change that is lost")
     ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="reload with stock libraries and compare logits")] = False,
+    base_name: Annotated[
+        str | None, typer.Option(help="the base model's name on a hub, for the card and adapter_config.json")
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="of a merged model's weights: float32 (default), bfloat16 or float16",
+            autocompletion=one_of("float32", "bfloat16", "float16"),
+        ),
+    ] = None,
+    push: Annotated[
+        str | None, typer.Option(help="then show the files and the card, ask, and upload them to this repository")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="with --push: show them, and send nothing")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="with --push: do not ask")] = False,
     allow_code: AllowCode = False,
     allow_changed: AllowChanged = False,
 ) -> None:
@@ -30,8 +46,54 @@ def export(
     with user_errors():
         quiet_libraries()
         allowed = {"allow_code": allow_code, "allow_changed": allow_changed}
-        if not exported(run_dir, to, client=client, merged=merged, rank=rank, verify=verify, **allowed):
+        if dtype not in (None, "float32", "bfloat16", "float16"):
+            message = f"{dtype!r} is unknown; use float32, bfloat16 or float16"
+            raise ConfigError.at("--dtype", message, "rondo export")
+        _check_push(push, dry_run=dry_run, yes=yes)
+        named = {"base_name": base_name, "dtype": dtype, **allowed}
+        if not exported(run_dir, to, client=client, merged=merged, rank=rank, verify=verify, **named):
             raise typer.Exit(FAILED)
+        if push is not None and not _pushed(to, push, dry_run=dry_run, yes=yes):
+            raise typer.Exit(FAILED)
+
+
+def _check_push(push: str | None, *, dry_run: bool, yes: bool) -> None:
+    """Raise :class:`ConfigError`, before anything is written, for a push that cannot be."""
+    import sys
+
+    from rondo.errors import Problem
+    from rondo.results.push import check_name, check_token
+
+    command, problems = "rondo export", []
+    if push is not None:
+        with headed(command):
+            check_name(push)
+    if push is None:
+        given = {"--dry-run": dry_run, "--yes": yes}
+        problems = [Problem(key, "only --push uses it: remove it") for key, value in given.items() if value]
+    elif not dry_run:
+        with headed(command):
+            check_token()
+        if not yes and not sys.stdin.isatty():
+            problems = [Problem("--push", "nobody can be asked without a terminal: look at --dry-run, then add --yes")]
+    if problems:
+        raise ConfigError(problems, command)
+
+
+def _pushed(folder: str, repository: str, *, dry_run: bool, yes: bool) -> bool:
+    """Show what would be sent, ask, and send it. False if the user says no."""
+    from rondo.errors import visible
+    from rondo.results.push import parcel, send
+
+    with headed("rondo export"):
+        sent = parcel(folder, repository)
+        print("\n".join(map(visible, [f"\n{folder}/README.md:".strip(), *sent.card.splitlines(), "", *sent.lines()])))
+        if dry_run:
+            print("nothing was sent")
+            return True
+        place = send(sent, lambda: yes or typer.confirm(f"send them to {sent.endpoint}?"))
+    print(f"sent: {place}" if place is not None else "nothing was sent")
+    return place is not None
 
 
 def exported(
@@ -42,14 +104,12 @@ def exported(
     merged: bool,
     rank: int | None,
     verify: bool,
-    allow_code: bool = False,
-    allow_changed: bool = False,
+    **options: Any,
 ) -> bool:
-    """Export and print the outcome. False if the reloaded model differs."""
+    """Export and print the outcome. False if the reloaded model differs. ``options``: more of :func:`rondo.export`."""
     import rondo
 
-    allowed = {"allow_code": allow_code, "allow_changed": allow_changed}
-    result = rondo.export(run_dir, to, client=client, merged=merged, rank=rank, verify=verify, **allowed)
+    result = rondo.export(run_dir, to, client=client, merged=merged, rank=rank, verify=verify, **options)
     print(f"wrote {to}" + (f", rank {result.rank}" if result.rank else ""))
     for note in result.notes:
         print(note)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -11,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from rondo.cli.app import AllowCode, Device, Sets
+from rondo.cli.completion import one_of, papers
 from rondo.cli.process import FAILED, quiet_libraries, shown, user_errors
 from rondo.cli.results import exported
 from rondo.errors import ConfigError, headed
@@ -54,7 +56,12 @@ def resume(
     run_dir: str,
     rounds: Annotated[int | None, typer.Option(help="more rounds than the run has")] = None,
     sets: Annotated[
-        list[str] | None, typer.Option("--set", help="simulation.engine or simulation.workers: where clients train")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="simulation.engine or simulation.workers: where clients train",
+            autocompletion=one_of("simulation.engine=process", "simulation.engine=ray", "simulation.workers="),
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto (the device it ran on), cpu, cuda, cuda:1 or mps")] = "auto",
     allow_nondeterministic: Annotated[
@@ -148,21 +155,32 @@ def _run(
     return shown(settings.rounds, started)
 
 
+def schema() -> None:
+    """Print the JSON schema of a configuration, by which editors complete keys and mark errors."""
+    with user_errors():
+        from rondo.config.editors import json_schema
+
+        print(json.dumps(json_schema(), indent=1))
+
+
 def init(
     file: Annotated[str, typer.Argument(help="where to write it")] = "rondo.toml",
     paper: Annotated[
-        str | None, typer.Option(help='a paper\'s setting, such as rolora/sst2; "list" shows them all')
+        str | None,
+        typer.Option(help='a paper\'s setting, such as rolora/sst2; "list" shows them all', autocompletion=papers),
     ] = None,
     scale: Annotated[
         str,
         typer.Option(
             help='"paper"; "small": the same row on few cores, with a small model and fewer rows; "official": with the '
-            "values of the paper's official code, where they are others"
+            "values of the paper's official code, where they are others",
+            autocompletion=one_of("paper", "small", "official"),
         ),
     ] = "paper",
 ) -> None:
     """Write a commented configuration to start from, or the one of a paper."""
     with user_errors():
+        from rondo.config.editors import HEADING
         from rondo.config.papers import writer
         from rondo.data.demo import STARTER
 
@@ -172,7 +190,8 @@ def init(
             return
         if scale != "paper" and paper is None:
             raise ConfigError.at("--scale", "is the scale of a paper's setting: name one by --paper", "rondo init")
-        text = STARTER.read_text(encoding="utf-8") if paper is None else writer.text(paper, scale)
+        heading = f"{HEADING}\n"
+        text = STARTER.read_text(encoding="utf-8") if paper is None else heading + writer.text(paper, scale)
         path = Path(file)
         if path.exists():
             raise ConfigError.at(file, "already exists; name another file", "rondo init")

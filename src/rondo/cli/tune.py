@@ -10,22 +10,33 @@ from typing import Annotated, Any
 import typer
 
 from rondo.cli.app import Device
-from rondo.cli.process import quiet_libraries, stoppable, user_errors
+from rondo.cli.completion import entries, listed_methods, settings
+from rondo.cli.process import quiet_libraries, repeated, stoppable, user_errors
 
 _SOURCE = "rondo tune"
 
 
 def tune(
     target: Annotated[
-        str, typer.Argument(metavar="FILE", help="a configuration, an entry of rondo reproduce, or an entry's name")
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="a configuration, an entry of rondo reproduce, or an entry's name",
+            autocompletion=entries,
+        ),
     ],
     methods: Annotated[
         str | None,
-        typer.Argument(help="of a configuration: names separated by commas; default: the methods of the file"),
+        typer.Argument(
+            help="of a configuration: names separated by commas; default: the methods of the file",
+            autocompletion=listed_methods,
+        ),
     ] = None,
     grid: Annotated[
         list[str] | None,
-        typer.Option(help="of a configuration: KEY.PATH=VALUE,VALUE; repeated: all combinations"),
+        typer.Option(
+            help="of a configuration: KEY.PATH=VALUE,VALUE; repeated: all combinations", autocompletion=settings
+        ),
     ] = None,
     seeds: Annotated[
         str | None, typer.Option(help="of a configuration: numbers separated by commas, of no other run; default: 100")
@@ -126,7 +137,7 @@ def _searched(work: Any, device: str) -> Any:
     from rondo.errors import ConfigError, Problem, visible
 
     quiet_libraries()
-    with stoppable() as stop:
+    with stoppable(repeated) as stop:
         while missing := work.missing_of_tuning():
             began = time.perf_counter()
             work.make(missing[0], device, None, stop)

@@ -13,6 +13,7 @@ from rondo.config import packages
 from rondo.config import task_kinds as tasks
 from rondo.config.inputs import BUILTIN_DATA, BUILTIN_IMAGES, BUILTIN_MODEL, LINEAR
 from rondo.config.schema import ClientsConfig, RunConfig
+from rondo.config.track import PACKAGES
 from rondo.errors import ConfigError, Problem
 
 BUILTINS = (BUILTIN_DATA, BUILTIN_IMAGES, LINEAR)
@@ -45,7 +46,12 @@ def no_seconds(time: float) -> str | None:
 
 def partition_kind(config: RunConfig) -> str:
     """The kind of partition. If the user names none, the built-in homes are clients by nature, as are those of a linear
-    problem, and other rows go iid."""
+    problem, and other rows go iid.
+
+    >>> from rondo import config
+    >>> config.partition_kind(config.load({"partition": {"clients": 5}}))
+    'iid'
+    """
     if config.partition.kind is not None:
         return config.partition.kind
     by_nature = data_source(config) in (BUILTIN_DATA, LINEAR)
@@ -66,9 +72,10 @@ def least_clients(clients: ClientsConfig) -> int:
     return max(clients.min_clients, clients.per_round or 1)
 
 
-def client_checks(clients: ClientsConfig, count: int) -> Iterator[Problem]:
+def client_checks(config: RunConfig, count: int) -> Iterator[Problem]:
     """Yield the faults of ``[clients]`` for a federation of ``count`` clients: numbers above it, and lists of values
-    per client of another length."""
+    per client of another length; and a delta that protects none of them."""
+    clients, privacy = config.clients, config.privacy
     for key, needed in (("per_round", clients.per_round or 1), ("min_clients", clients.min_clients)):
         if needed > count:
             yield Problem(f"clients.{key}", f"{needed}, but there are only {count} clients: lower it")
@@ -76,11 +83,33 @@ def client_checks(clients: ClientsConfig, count: int) -> Iterator[Problem]:
         if isinstance(value, list) and len(value) != count:
             message = f"{len(value)} for {count} clients: give one per client, in the order of their ids"
             yield Problem(f"clients.{key}", message)
+    if privacy.unit == "client" and privacy.delta is not None and privacy.delta * count >= 1:
+        message = f"{privacy.delta:g} is not below 1 over {count} clients, and telling all of one client keeps to it"
+        yield Problem("privacy.delta", f"{message}: set it to {0.1 / count:.0e} or so")
+
+
+def text_form_checks(separator: str | None, encoding: str, keys: str) -> Iterator[Problem]:
+    """Yield the faults of the form of text files. ``keys``: what stands before the names of the two keys."""
+    try:
+        "".encode(encoding)
+    except (LookupError, ValueError):
+        near = "utf-8, cp1252 (Western Europe), latin-1 and utf-16 are some"
+        yield Problem(f"{keys}encoding", f"{encoding!r} is no encoding of text that Python knows: {near}")
+    if separator is not None and (len(separator) != 1 or separator in '"\n\r'):
+        message = f"{separator!r} cannot stand between columns: give one character, no quote and no end of a line"
+        yield Problem(f"{keys}separator", message)
 
 
 def missing_files(config: RunConfig) -> Iterator[Problem]:
     """Yield a problem for each data path that does not exist, and for each pattern in place of one file or folder, and
-    for a chat template or vectors of words that are no file."""
+    for a chat template or vectors of words that are no file.
+
+    >>> from rondo import config
+    >>> raw = {"data": {"source": "no.csv"}, "task": {"text": "t", "label": "l"}, "partition": {"clients": 2}}
+    >>> unread = config.load(raw, check_paths=False)
+    >>> [problem.path for problem in config.missing_files(unread)]
+    ['data.source']
+    """
     for key, file in (("task.chat_template", config.task.chat_template), ("model.vectors", config.model.vectors)):
         if file is not None and not Path(file).expanduser().is_file():
             yield Problem(key, f"no such file: {file!r}; mend the path")
@@ -109,10 +138,13 @@ _BUILTIN_PACKAGES = (
 
 
 def missing_packages(config: RunConfig) -> Iterator[Problem]:
-    """Yield a problem for each package of the built-in model and data that is not installed."""
+    """Yield a problem for each package that the configuration needs and that is not installed."""
     data = data_source(config)
     if config.privacy.unit is not None and find_spec("dp_accounting") is None:
         yield Problem("privacy.unit", f"{config.privacy.unit!r} {packages.missing('dp_accounting')}")
+    for tracker in config.track.to:
+        if find_spec(PACKAGES[tracker]) is None:
+            yield Problem("track.to", f"{tracker!r} {packages.missing(PACKAGES[tracker])}")
     for key, value, package in _BUILTIN_PACKAGES:
         if value in (config.model.name, data) and find_spec(package) is None:
             yield Problem(key, f"{value!r} {packages.missing(package)}")

@@ -268,6 +268,11 @@ class DataConfig(Section):
     validation_fraction: Fraction = 0.1
     """Share of each client's rows that is never trained on. Left out, it is 0 where clients have test rows of their
     own."""
+    separator: Annotated[str, Field(min_length=1, max_length=1)] | None = None
+    """Character between the columns of CSV and TSV files, such as ``";"``, which Excel writes in German. Left out, a
+    comma or a tab, by the file's ending."""
+    encoding: str = "utf-8"
+    """Encoding of text files (CSV, TSV, JSON), such as ``"cp1252"``, which Excel writes in Western Europe."""
     max_train_rows: Positive | None = None
     """Use a random sample of so many training rows, drawn from ``seed``. Labels, and clients by nature, keep their
     shares. Pictures outside of the sample are not opened."""

@@ -15,7 +15,7 @@ import pydantic
 from pydantic import ConfigDict
 
 from rondo import algorithms
-from rondo.config import toml_file
+from rondo.config import renamed, toml_file
 from rondo.config.checks import is_path, missing_files, missing_packages
 from rondo.config.explain import explain, merged, several, unknown
 from rondo.config.inputs import AT_SITES, GIVEN
@@ -38,10 +38,15 @@ def load(source: Source, sets: Sequence[str] = (), *, check_paths: bool = True) 
     exported without the data.
 
     Raises :class:`ConfigError` with every fault found, those of the other methods' tables too.
+
+    >>> from rondo import config
+    >>> cfg = config.load({"algorithm": {"name": "rolora"}}, ["adapter.r=4", "train.lr=1e-3"])
+    >>> cfg.adapter.r, cfg.train.lr, cfg.rounds
+    (4, 0.001, 20)
     """
-    name, raw = _read(source)
+    name, raw, problems = _read(source)
     asked = _copied(raw)
-    problems = [p for text in listed(sets, "sets") if (p := _override(asked, text)) is not None]
+    problems += [p for text in listed(sets, "sets") if (p := _override(asked, text)) is not None]
     tables, misplaced = methods.tables(asked)
     label = _algorithm_name(asked)
     chosen = methods.laid_over(raw, tables, label) if label in tables else _copied(raw)
@@ -69,13 +74,15 @@ def method_tables(source: Source) -> methods.Tables:
     return methods.tables(_read(source)[1])[0]
 
 
-def _read(source: Source) -> tuple[str, dict[str, Any]]:
-    """The name of a configuration, and its keys as a tree that may be changed."""
+def _read(source: Source) -> tuple[str, dict[str, Any], list[Problem]]:
+    """The name of a configuration, its keys as a tree that may be changed, and the faults of its old keys."""
     if isinstance(source, RunConfig):
-        return "config", source.model_dump(exclude_unset=True)
+        return "config", source.model_dump(exclude_unset=True), []
     if isinstance(source, Mapping):
-        return "config", _copied(source)
-    return str(source), toml_file.read(Path(source), "config", "write one with: rondo init")
+        name, tree = "config", _copied(source)
+    else:
+        name, tree = str(source), toml_file.read(Path(source), "config", "write one with: rondo init")
+    return name, tree, renamed.moved(tree)
 
 
 def _checked(raw: dict[str, Any], check_paths: bool) -> tuple[RunConfig | None, list[Problem]]:
@@ -93,9 +100,11 @@ def _checked(raw: dict[str, Any], check_paths: bool) -> tuple[RunConfig | None, 
     return config, problems
 
 
-def _algorithm_name(raw: Mapping[str, Any]) -> Any:
+def _algorithm_name(raw: Mapping[str, Any]) -> str:
+    """The name in ``[algorithm]``; empty where it is no text."""
     section = raw.get("algorithm", {})
-    return section.get("name", AlgorithmConfig().name) if isinstance(section, Mapping) else None
+    name = section.get("name", AlgorithmConfig().name) if isinstance(section, Mapping) else None
+    return name if isinstance(name, str) else ""
 
 
 def listed(values: Sequence[str], argument: str) -> list[str]:
@@ -151,7 +160,7 @@ def _override(raw: dict[str, Any], text: str) -> Problem | None:
     """Apply ``key.path=value`` to ``raw``; without value, unset the key. Returns a problem if ``text`` does not have
     that form, or unsets a key that does not exist."""
     key, equals, value = text.partition("=")
-    parts = [p.strip() for p in key.split(".")]
+    parts = renamed.current(".".join(p.strip() for p in key.split("."))).split(".")
     if not equals or not all(parts):
         return Problem(f"--set {text}", "expected KEY.PATH=VALUE, for instance adapter.r=8")
     node = raw

@@ -14,10 +14,14 @@ REQUIREMENTS = {
     "hassil": "hassil>=3.0",
     "home_assistant_intents": "home-assistant-intents>=2026.10",
     "lm_eval": "lm-eval>=0.4.13,<0.5",
+    "mlflow": "mlflow>=3.0",
     "optuna": "optuna>=4.0",
     "ray": "ray>=2.55",
     "sklearn": "scikit-learn>=1.5",
+    "tensorboard": "tensorboard>=2.15",
     "torchao": "torchao>=0.17",
+    "trackio": "trackio>=0.43",
+    "wandb": "wandb>=0.31",
 }
 """The requirement that pip takes, by the name that Python imports: those of the extras in pyproject.toml."""
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from rondo.algorithms.table import Rule
+from rondo.config.compression import CompressionConfig
 from rondo.config.inputs import (
     BUILTIN_NETWORKS,
     AdapterConfig,
@@ -19,6 +20,7 @@ from rondo.config.inputs import (
     TaskConfig,
 )
 from rondo.config.section import Fraction, Positive, Section
+from rondo.config.track import TrackConfig
 
 
 def _zero_if_none(value: Any) -> Any:
@@ -165,26 +167,33 @@ class PrivacyConfig(Section):
     """The party that must not learn about one client or one row: ``"reader"`` has the released model, and the server is
     trusted; ``"server"`` is the server itself, honest but curious, the other clients and the reader."""
     secure_aggregation: bool = False
-    """The server opens the sum of a round's uploads and no upload by itself. A simulation adds the same integers
-    without masks; ``rondo federate`` refuses it in this version."""
+    """The server opens the sum of a round's uploads and no upload by itself: over ``rondo federate`` sites mask them,
+    and a simulation adds the same integers without masks."""
     ring: Literal[32, 64] = 32
     """Bits of a number in a masked upload."""
     unit: Literal["client", "example"] | None = None
     """The secret that differential privacy keeps: that a client took part, or that a row is among a client's rows. Left
     out, there is no differential privacy."""
-    clip: Annotated[float, Field(gt=0)] | None = None
+    clip: Annotated[float, Field(gt=0)] | Literal["adaptive"] | None = None
     """Largest Euclidean norm of what one unit adds: the difference of a client's upload from that of a client that
-    learned nothing, or the gradient of a row."""
+    learned nothing, or the gradient of a row. ``"adaptive"`` follows the median norm, from 0.1 on, by a step of 10 %
+    per round at most, with ``unit = "client"``; its noise is within ``noise``."""
     noise: Annotated[float, Field(ge=0)] | None = None
     """The noise multiplier z: the noise in the sum has a standard deviation of z times ``clip``.
-    ``rondo privacy plan`` finds it for an epsilon."""
+    ``rondo privacy plan`` finds it for an epsilon. With ``adversary = "server"`` and ``unit = "client"`` the sites add
+    it to their masked uploads, each a share."""
+    colluding: Annotated[int, Field(ge=0)] = 1
+    """Sites that may tell the server their noise, where sites add it: the noise of the others is enough by itself. 1
+    holds against the server with any one site, and against any one site; 0 against the server alone."""
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     """The delta of the guarantee; below 1 over the number of units."""
     budget: Annotated[float, Field(gt=0)] | None = None
-    """The largest epsilon. The round that would exceed it is refused, and the run ends before it."""
+    """The largest epsilon. With ``unit = "client"`` the run ends before the round that would exceed it; with ``unit =
+    "example"`` a client takes no further part before the local training that would exceed it for its rows, and the run
+    ends when fewer than ``clients.min_clients`` are left."""
     group: Name | None = None
-    """Column that says whose a row is, with ``unit = "example"``: all rows of a person are one unit. Left out, each row
-    is."""
+    """Column that says whose a row is, with ``unit = "example"``: all rows that a client has of a person are one unit,
+    which is drawn, or not, as a whole, and ``clip`` bounds the sum of its gradients. Left out, each row is."""
     debug_seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """Seed of sampling and noise, for tests. Every output then says that epsilon is not valid."""
 
@@ -261,6 +270,11 @@ class EvaluationConfig(Section):
     positive: Annotated[Name | None, BeforeValidator(_number_as_text)] = None
     """The class whose F1 the metric ``f1`` is (classification). Left out, it is that of class 1 where the classes are 0
     and 1, else the mean over all classes (macro); tables and records say which."""
+    f1: Literal["macro", "weighted"] | None = None
+    """The mean over classes that the metric ``f1`` is (classification): ``"macro"``, in which all count the same, or
+    ``"weighted"`` by their rows. Left out, see ``positive``."""
+    per_class: bool = False
+    """Also score the F1 of each class (classification), as ``f1 of CLASS``."""
     batch_size: Positive = 64
     """Rows per batch."""
     fine_tune_epochs: Annotated[int, Field(ge=0)] = 0
@@ -321,10 +335,12 @@ class RunConfig(Section):
     robust: RobustConfig = Field(default_factory=RobustConfig)
     faults: FaultsConfig = Field(default_factory=FaultsConfig)
     privacy: PrivacyConfig = Field(default_factory=PrivacyConfig)
+    compression: CompressionConfig = Field(default_factory=CompressionConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     server: ServerConfig = Field(default_factory=ServerConfig)
     simulation: SimulationConfig = Field(default_factory=SimulationConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    track: TrackConfig = Field(default_factory=TrackConfig)
 
     @property
     def whole_tensors(self) -> Literal["all", "head"] | list[str] | None:
@@ -337,6 +353,11 @@ class RunConfig(Section):
     def hides_uploads(self) -> bool:
         """Whether nothing that single uploads show may be looked at or recorded."""
         return self.privacy.unit == "client" or self.privacy.secure_aggregation
+
+    @property
+    def shares_noise(self) -> bool:
+        """Whether each site adds a share of the noise to its masked upload."""
+        return self.privacy.unit == "client" and self.privacy.secure_aggregation
 
     @property
     def has_factors(self) -> bool:

@@ -54,6 +54,8 @@ class Kind:
 _CLASS_METRICS = {"accuracy": True, "f1": True, "matthews": True, "auc": True, "loss": False}
 CLASS_KINDS = ("sequence-classification", "image-classification")
 """Kinds whose rows have one of several labels."""
+CLASS_KEYS = ("positive", "f1", "per_class")
+"""Keys of ``[evaluation]`` for these kinds alone."""
 _KEYS = {
     "text": ("sequence-classification", "sequence-regression", "causal-lm"),
     **dict.fromkeys(("label", "labels"), CLASS_KINDS),

@@ -159,7 +159,7 @@ def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt
             f"no client has data.min_examples = {config.data.min_examples} usable rows; lower it, or deal the rows "
         )
         raise ConfigError.at("partition", message + "to fewer clients")
-    if problems := list(client_checks(config.clients, len(large_enough))):
+    if problems := list(client_checks(config, len(large_enough))):
         raise ConfigError(problems)
     return Dealt(
         rows=large_enough,
@@ -236,7 +236,7 @@ def other_rows(
     kind = tasks.TABLE.get(config.task.kind)
     if isinstance(data, str | os.PathLike):
         pictures = not answers and kind is not None and kind.inputs == "image"
-        rows = (read_pictures if pictures else read_rows)(data, key, Room(config.data.max_read_mb))
+        rows = (read_pictures if pictures else read_rows)(data, key, Room.of(config.data))
     else:
         rows = rows_of(data, key)
     if not answers:
@@ -277,7 +277,7 @@ class _Checker:
         self.columns = row_check(config.task, labels, owner)
         self.kind = task_class(config.task.kind)
         self.late = sampled and self.kind.opened.__func__ is not Task.opened.__func__  # type: ignore[attr-defined]
-        self.room = Room(config.data.max_read_mb)
+        self.room = Room.of(config.data)
         self.loaded = self.dropped = 0
         self._used = 0
         self._problems: list[str] = []

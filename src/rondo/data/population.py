@@ -20,6 +20,7 @@ from rondo.data.files.tables import Rows
 from rondo.data.partition.deal import histogram
 from rondo.data.remarks import mixed_pixels, remarks, trained_on
 from rondo.data.stored import Stored
+from rondo.data.units import Units, units_of
 from rondo.errors import ConfigError
 from rondo.tasks.row_checks import value_name
 from rondo.tasks.task import Example, Store, Task
@@ -36,6 +37,13 @@ class Member:
     validation: Sequence[Example]
     test: Sequence[Example] = ()
     """Test examples of its own."""
+    units: Sequence[int] | None = None
+    """The unit of privacy of each training example; None where each is its own."""
+
+    def trained(self) -> Sequence[Example]:
+        """The training examples, each made once, with their units where they have some."""
+        examples = tuple(self.train)  # a store makes a new object on every access
+        return examples if self.units is None else Units(examples, self.units)
 
 
 class Members(Mapping[str, Member]):
@@ -50,10 +58,16 @@ class Members(Mapping[str, Member]):
         self._trained, self._ends = array("q"), array("q", [0])
         self._ranks = array("I")
         self._tests: Mapping[str, Sequence[Example]] = {}
+        self._units: dict[str, array[int]] = {}
 
-    def add(self, name: str, train: Iterable[int], validation: Iterable[int]) -> None:
-        """Add a client, whose id must sort after all others, with the numbers of its examples."""
+    def add(
+        self, name: str, train: Iterable[int], validation: Iterable[int], units: Sequence[int] | None = None
+    ) -> None:
+        """Add a client, whose id must sort after all others, with the numbers of its examples. ``units``: see
+        :class:`Member`."""
         self._names.append(name)
+        if units is not None:
+            self._units[name] = array("I", units)
         self._numbers.extend(train)
         self._trained.append(len(self._numbers))
         self._numbers.extend(validation)
@@ -78,7 +92,8 @@ class Members(Mapping[str, Member]):
         start, middle, end = self._ends[place], self._trained[place], self._ends[place + 1]
         train, validation = self._numbers[start:middle], self._numbers[middle:end]
         client = Client(name, len(train), self._ranks[place] if self._ranks else None)
-        return Member(client, Stored(self._store, train), Stored(self._store, validation), self._tests.get(name, ()))
+        tests, units = self._tests.get(name, ()), self._units.get(name)
+        return Member(client, Stored(self._store, train), Stored(self._store, validation), tests, units)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -174,7 +189,8 @@ def build(
         used += len(by_row)
         left_out += len(dealt.rows[name]) - len(by_row)
         if len(by_row) >= config.data.min_examples:
-            members.add(name, *_split(name, by_row, config, run))
+            train, validation = _split(name, by_row, config, run)
+            members.add(name, train, validation, units_of(config, task, dealt.rows[name], by_row, train))
         elif by_row:
             too_small[name] = len(by_row)
         else:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rondo.config import packages
 from rondo.config.checks import data_source, is_path, missing_files
+from rondo.config.hub import asked
 from rondo.config.inputs import AT_SITES, BUILTIN_DATA, BUILTIN_IMAGES, GIVEN, LINEAR, DataConfig
 from rondo.config.schema import RunConfig
 from rondo.data.files.formats import (
@@ -28,7 +29,7 @@ from rondo.data.files.formats import (
 )
 from rondo.data.files.image_files import Splits, image_splits, split, unlabelled
 from rondo.data.files.placed import Counted, Indexed, PlacedRows, joined
-from rondo.data.files.room import Room
+from rondo.data.files.room import Room, TextForm
 from rondo.data.files.tables import Rows, Table, dataset_rows, plain_columns, rows_of
 from rondo.errors import ConfigError, Problem
 
@@ -81,7 +82,7 @@ def load(
         raise ConfigError.at("data.clients_from", message)
     if problems := list(_twice(config, train is None and clients is None)):
         raise ConfigError(problems)
-    room = Room(data.max_read_mb)
+    room = Room.of(data)
     source = _first(config, train, clients, room)
     more = {name: _more_rows(data, name, room) for name in data.more_tests}
     return replace(source, more_tests=more)
@@ -286,7 +287,7 @@ def read_rows(path: str | os.PathLike[str], key: str, room: Room | None = None, 
             return _some(saved_rows(path, room), path, key)
     if suffix_of(path) not in SUFFIXES:
         return _picture_rows(path, key, room)
-    with _reading(path, key):
+    with _reading(path, key, room):
         rows = read_file(path, room, one_client=one_client)
     return _some(rows, path, key)
 
@@ -321,8 +322,8 @@ def _some(rows: Rows, path: Path, key: str) -> Rows:
 
 
 @contextmanager
-def _reading(path: Path, key: str) -> Iterator[None]:
-    """Turn the errors of reading ``path`` into :class:`ConfigError` under ``key``."""
+def _reading(path: Path, key: str, room: Room | None = None) -> Iterator[None]:
+    """Turn the errors of reading ``path`` into :class:`ConfigError` under ``key``. ``room``: where it may be a text."""
     try:
         yield
     except ConfigError:
@@ -331,8 +332,11 @@ def _reading(path: Path, key: str) -> Iterator[None]:
         raise ConfigError.at(key, f"{str(path)!r} {form}") from None
     except OSError as error:
         raise ConfigError.at(key, f"{str(path)!r} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ConfigError.at(key, f"{str(path)!r} is not UTF-8 text; save it as UTF-8") from None
+    except UnicodeError:
+        encoding = "UTF-8" if room is None or room.form.codec == "utf-8-sig" else room.form.encoding
+        keys = TextForm.keys if room is None else room.form.keys
+        remedy = f'set {keys}encoding, such as "cp1252", which Excel writes in Western Europe, or save it as UTF-8'
+        raise ConfigError.at(key, f"{str(path)!r} is not {encoding} text; {remedy}") from None
     except Exception as error:  # report a parser's complaint in its own words
         what = "folder of pictures" if path.is_dir() else f"{path.suffix[1:]} file"
         raise ConfigError.at(key, f"{str(path)!r} is not a valid {what}: {error}; mend it") from None
@@ -352,10 +356,11 @@ def _hub_split(data: DataConfig, name: str, key: str, room: Room) -> Rows:
     """All rows of one split of a data set by its Hugging Face name."""
     import datasets
 
-    try:
-        table = datasets.load_dataset(data.source, data.subset, split=name)
-    except Exception as error:  # the library raises many kinds; all mean that loading failed
-        reason = str(error).split("\n")[0]
-        raise ConfigError.at(key, f"{data.source!r} cannot be loaded: {reason}") from None
+    with asked(key, str(data.source), "datasets"):
+        try:
+            table = datasets.load_dataset(data.source, data.subset, split=name)
+        except Exception as error:  # the library raises many kinds; all mean that loading failed
+            reason = str(error).split("\n")[0]
+            raise ConfigError.at(key, f"{data.source!r} cannot be loaded: {reason}") from None
     room.take(VALUE_BYTES * table.num_rows * table.num_columns + table.data.nbytes, str(data.source))
     return plain_columns(PlacedRows(dataset_rows(table), Indexed(name)), key)

@@ -1,48 +1,21 @@
-"""The form of a client's upload, found by running the algorithm itself with a trainer that does not train."""
+"""The form of a client's upload and its private steps, as the server and its clients foresee them."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
-from rondo.algorithm import Algorithm, Client, Fit, FitOptions, Round, Shared, Trainer, Upload, Uploads
-from rondo.params import Params, Select, add_client_axis, client_row, pick
+from rondo.algorithm import FitOptions
+from rondo.algorithms.trial import trial_fits as trial_fits
+from rondo.algorithms.trial import trial_upload as trial_upload
+from rondo.config.schema import TrainConfig
+from rondo.privacy.draws import Draws
 
 
-def trial_upload(algorithm: Algorithm[Any], shared: Shared, client: Client, round: Round) -> Upload:
-    """The upload of ``client`` that was sent ``shared`` and learned nothing, with the names, shapes and types of a real
-    one. Its weight is NaN where the run sets the weight and not the algorithm."""
-    local = add_client_axis(algorithm.local_init(shared, client))
-    received = replace(shared, params=add_client_axis(shared.params))
-    (upload,), _ = algorithm.client_update(received, local, _Idle((client,), round))
-    return upload
-
-
-@dataclass
-class _Idle(Trainer):
-    """A trainer that returns the tensors it is given."""
-
-    clients: tuple[Client, ...]
-    round: Round
-    lr: float = 1.0
-
-    def fit_with(self, params: Params, options: FitOptions) -> Fit:
-        zeros = torch.zeros(len(self.clients))
-        return Fit(params, zeros, zeros, zeros)
-
-    def solve(self, params: Params, *, train: Select) -> Fit:
-        return self.fit(params)
-
-    def second_moment(self, params: Params, *, of: Select) -> Tensor:
-        selected = pick(params, of).values()
-        size = sum(t[0].numel() for t in selected)
-        like = next(iter(selected), torch.zeros(0))
-        return like.new_zeros(len(self.clients), size, size)
-
-    def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:
-        weights = [math.nan] * len(self.clients) if weight is None else weight.tolist()
-        return tuple(Upload(c, client_row(params, k), weights[k]) for k, c in enumerate(self.clients))
+def private_steps(fits: Sequence[FitOptions], config: TrainConfig, rows: int) -> int:
+    """The private steps of ``fits``, of a client with ``rows`` rows."""
+    draws, total = Draws(config.batch_size, rows), 0
+    for fit in fits:
+        named = fit.steps is not None or fit.epochs is not None
+        steps, epochs = (fit.steps, fit.epochs) if named else (config.local_steps, config.local_epochs)
+        total += draws.steps(steps, 1 if epochs is None else epochs)
+    return total

@@ -56,11 +56,12 @@ class RemoteScorer(Scorer):
         self.transport.messenger.send(client.id, request.encode(), LARGEST_HEADER)
 
     def _are_due(self, scores: Mapping[str, Mapping[str, Any]]) -> bool:
-        """Whether these are the kinds of scores that a client owes, each with the task's metrics. A score better than
+        """Whether these are the kinds of scores that a client owes, or those and "validation" where it has test rows of
+        its own, each with the task's metrics. A score better than
         perfect is none: it would choose the best round."""
         kind = tasks.TABLE.get(self.server.config.task.kind)
         known = {} if kind is None else kind.metrics
-        return scores.keys() == set(self.kinds) and all(
+        return set(self.kinds) <= scores.keys() <= {*self.kinds, "validation"} and all(
             self.task.primary in metrics
             and 0 <= metrics.get("examples", 0) <= _MOST_ROWS
             and all(_possible(metrics.get(name), up) for name, up in known.items())

@@ -35,7 +35,7 @@ class InProcess:
         return in_order(self._train, jobs, at_once)
 
     def _train(self, job: Job) -> list[Answer]:
-        examples = tuple(tuple(self.population.members[c.id].train) for c in job.clients)
+        examples = tuple(self.population.members[c.id].trained() for c in job.clients)
         return self.local.train(job.clients, examples, job.shared, job.round)
 
 

@@ -63,6 +63,8 @@ class Answer:
     """Whether the answer came after the round was over."""
     work: tuple[tuple[int, int], ...] = ()
     """Numbers of steps and of rows in each local training; empty where the client is remote."""
+    summed: int | None = None
+    """Bytes of the masked vectors that came for it, where its upload is in the sum of the round, unseen."""
     flops: int | None = None
     """Operations of its training (:mod:`rondo.engine.client.flops`); None where they are not counted."""
 
@@ -81,11 +83,21 @@ class Transport(Protocol):
         """Whether losing the ``failed`` of ``asked`` changed the others' bits, as it does in a cohort."""
 
 
-Phase: TypeAlias = Literal["loading", "training", "evaluating", "writing"]
+Phase: TypeAlias = Literal[
+    "reading", "dealing", "opening", "tokenising", "loading", "trying", "training", "evaluating", "writing"
+]
 
 
 class Observer:
-    """Told of a run's progress, in the thread that runs it. A subclass overrides the methods that it needs."""
+    """Told of a run's progress, in the thread that runs it. A subclass overrides the methods that it needs.
+
+    >>> class Losses(rondo.Observer):
+    ...     def round_done(self, record):
+    ...         print(f"{record['loss']:.1f}")
+    >>> result = rondo.run(digits, run_dir="runs/observed", observer=Losses())
+    2.2
+    1.9
+    """
 
     def phase(self, name: Phase) -> None:
         """The run's work from now on."""

@@ -22,7 +22,8 @@ from flwr.serverapp import Grid, ServerApp
 from rondo import __version__
 from rondo.config import packages
 from rondo.config.load import load
-from rondo.data.files.room import Room
+from rondo.config.schema import RunConfig
+from rondo.data.files.room import Room, TextForm
 from rondo.data.files.tables import Rows
 from rondo.data.sources import client_rows, read_rows
 from rondo.engine.wire.envelope import Rejected
@@ -40,6 +41,7 @@ from rondo.federation.server.remote_run import (
     with_clients,
     without_rows,
 )
+from rondo.federation.server.saved_sum import SavedSum
 from rondo.federation.server.sites import Sites
 from rondo.federation.site.contract import Contract
 from rondo.federation.site.desk import Desk, Exhausted
@@ -57,7 +59,7 @@ client = ClientApp()
 def write(folder: Path, config: str, nodes: int) -> None:
     """Write a Flower app that runs the configuration file ``config`` at ``nodes`` SuperNodes. Raises
     :class:`ConfigError`."""
-    check(load(config, ROWS_AT_SITES, check_paths=False))
+    _check(load(config, ROWS_AT_SITES, check_paths=False))
     if folder.exists():
         raise ConfigError.at(str(folder), "already exists; name another folder")
     project = _PROJECT.format(version=__version__, flwr=packages.REQUIREMENTS["flwr"], nodes=nodes)
@@ -125,7 +127,7 @@ def _serve(config: Path, grid: Grid, context: Context) -> None:
     line, stop = _GridLine(grid), threading.Event()
     wait, told = float(options["wait"]), print
     settings = without_rows(load(config, ROWS_AT_SITES, check_paths=False))
-    check(settings)
+    _check(settings)
     run = secrets.token_hex(8)
     clients = _clients(line, int(options["nodes"]), wait, plan_of(settings, run, None, "").encode())
     told(f"{len(clients)} clients at {len(set(clients.values()))} nodes")
@@ -136,12 +138,20 @@ def _serve(config: Path, grid: Grid, context: Context) -> None:
     try:
         assembly = started(settings, device, assembly, sites, run, clients, wait, told)
         ranks = ranks_of(assembly, clients)
-        assembly = at_sites(with_clients(assembly, clients, sites.examples, ranks), sites, run)
+        assembly = at_sites(with_clients(assembly, clients, sites.examples, ranks), sites, SavedSum(run))
         onlooker = Onlooker(Lines(sys.stdout, settings.rounds, set()), stop, began)
         run_dir = str(options["run-dir"]) or Path.home() / "rondo-runs" / run
         told(f"result: {launch.start(assembly, run_dir, onlooker).run_dir / 'adapter'}")
     finally:
         sites.close(End())
+
+
+def _check(config: RunConfig) -> None:
+    """Raise :class:`ConfigError` for what ``config`` has that only a simulation, or a federation with keys, has."""
+    check(config)
+    if config.privacy.secure_aggregation:
+        message = "a SuperNode runs the code that its SuperLink sends, so no mask hides anything: rondo federate server"
+        raise ConfigError.at("privacy.secure_aggregation", f"{message}, or remove it")
 
 
 @client.query("plan")
@@ -162,7 +172,7 @@ def _answer(message: Message, context: Context) -> Message:
 
 def _desk(node: Mapping[str, Any]) -> Desk:
     """The desk of a SuperNode, which Flower starts anew for every message. Raises :class:`ConfigError`."""
-    known = {"data", "state", "contract", "client", "model", "device"}
+    known = {"data", "test", "state", "contract", "client", "model", "device"}
     options = {key.removeprefix("rondo-"): value for key, value in node.items() if key.startswith("rondo-")}
     problems = [Problem(f"--node-config rondo-{key}", "unknown; remove it") for key in options.keys() - known]
     for key in ("data", "state", "contract"):
@@ -172,19 +182,21 @@ def _desk(node: Mapping[str, Any]) -> Desk:
         raise ConfigError(problems, "flower-supernode")
     contract = Contract.read(Path(str(options["contract"])))
     device, model = str(options.get("device", "auto")), options.get("model")
-    rows = _rows(Path(str(options["data"])), options.get("client"))
+    name, test = options.get("client"), options.get("test")
+    rows = _rows(Path(str(options["data"])), name, "rondo-data", contract.rows.form)
+    tests = _rows(Path(str(test)), name or next(iter(rows)), "rondo-test", contract.rows.form) if test else {}
     state, stop = Path(str(options["state"])), threading.Event()
     # Nobody is asked: whoever starts the SuperNode names the contract.
-    return Desk(rows, state, device, contract, lambda offer: True, print, stop, model)
+    return Desk(rows, state, device, contract, lambda offer: True, print, stop, model, tests)
 
 
-def _rows(data: Path, name: str | None) -> Mapping[str, Rows]:
+def _rows(data: Path, name: str | None, option: str, form: TextForm) -> Mapping[str, Rows]:
     """The rows of each client of a node: of a file, whose client has its name unless ``name`` is given, or of a folder
     with a file for each. Raises :class:`ConfigError`."""
-    key = "--node-config rondo-data"
+    key = f"--node-config {option}"
     if data.is_dir():
-        return client_rows(str(data), key, Room())
-    return {name or data.stem: read_rows(data, key, Room())}
+        return client_rows(str(data), key, Room(form=form))
+    return {name or data.stem: read_rows(data, key, Room(form=form))}
 
 
 def _clients(line: _GridLine, nodes: int, seconds: float, plan: bytes) -> dict[str, str]:

@@ -11,7 +11,9 @@ from typing import Any
 
 from rondo.engine.wire.envelope import Envelope
 from rondo.engine.wire.letters import Reply, Request
+from rondo.engine.wire.masked import AskMasked, AskReady, AskShares, Refusal
 from rondo.federation.plan import Consent, End, Plan
+from rondo.privacy.session import Ready, Sent, Shares
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ LEAVES: Mapping[type, Mapping[str, Exposed]] = {
     },
     Reply: {
         "upload": Exposed(
-            "the tensors that were trained, every number of them; they can be searched for the rows behind them",
+            "the tensors that were trained, every number of them; they can be searched for the rows behind them. In a "
+            "run with masked uploads there is none: an empty reply says that the client has trained",
             "`training.tensors`, `training.embeddings`, `training.least_rows`, `training.least_steps`, "
             "`training.least_clients`, `outgoing.uploads_per_day`, `outgoing.largest_mb`",
         ),
@@ -57,7 +60,7 @@ LEAVES: Mapping[type, Mapping[str, Exposed]] = {
             "none: it is the server's, or follows from the plan",
         ),
         "scores": Exposed(
-            "metrics of the client's model on its held-back rows",
+            "metrics of the client's model on its held-back rows, and on test rows of its own (`--test`)",
             "`outgoing.scores`, `outgoing.decimals`, `outgoing.least_rows_scored`, `rows.largest_held_back`",
         ),
         "reason": Exposed(
@@ -75,6 +78,38 @@ LEAVES: Mapping[type, Mapping[str, Exposed]] = {
         "weight": Exposed(
             "the upload's weight in the mean: that number again, 1, or what the method sets", "`training.methods`"
         ),
+    },
+    Ready: {
+        "site": Exposed("nothing: it is in no letter from the site, the line says it", "none"),
+        "session": Exposed("the number of the set, as the server sent it", "none"),
+        "terms": Exposed(
+            "SHA-256 of run, round, plan and form of the numbers, of which the server has the same", "none"
+        ),
+        "key": Exposed("a fresh key, for this set alone", "none"),
+        "signature": Exposed("the site's signature under it, which the other sites check", "none"),
+    },
+    Sent: {
+        "site": Exposed("nothing: as above", "none"),
+        "session": Exposed("the number of the set", "none"),
+        "vector": Exposed(
+            "the sum of the changes of this site's clients, masked: without the other sites' masks, random numbers",
+            "`training.tensors`, `training.embeddings`, `training.least_rows`, `training.least_steps`, "
+            "`training.least_clients`, `outgoing.uploads_per_day`, `outgoing.largest_mb`",
+        ),
+        "sealed": Exposed("shares of the own mask's seed, which only the other sites can open", "none"),
+    },
+    Shares: {
+        "site": Exposed("nothing: as above", "none"),
+        "session": Exposed("the number of the set", "none"),
+        "shares": Exposed(
+            "shares of the seeds of all sites of the set: with those of two thirds of them, the sum of all and no part "
+            "of it",
+            "`training.least_clients`; one set per round",
+        ),
+    },
+    Refusal: {
+        "reason": Exposed("a short code, where a site gives no key, no vector or no shares", "none"),
+        "detail": Exposed("the circumstances, of which the server wrote all", "none"),
     },
 }
 """Letters that leave a site."""
@@ -104,6 +139,24 @@ COMES: Mapping[type, Mapping[str, Exposed]] = {
         "asked": Exposed("the number of clients in the round", ""),
         "protocol": Exposed("the version of the letters", ""),
     },
+    AskReady: {
+        "run": Exposed("the run's name", ""),
+        "attempt": Exposed("the round's number", ""),
+        "session": Exposed("the number of the set in the round", ""),
+        "threshold": Exposed("how many sites open a sum", ""),
+        "largest": Exposed("the largest number of examples of a client in the run; 1 where all weigh the same", ""),
+        "clients": Exposed("the ids of the site's own clients that are to be in the sum", ""),
+    },
+    AskMasked: {
+        "run": Exposed("the run's name", ""),
+        "attempt": Exposed("the round's number", ""),
+        "named": Exposed("the set: name, fresh key and signature of every site that is ready", ""),
+    },
+    AskShares: {
+        "run": Exposed("the run's name", ""),
+        "attempt": Exposed("the round's number", ""),
+        "unmask": Exposed("the same set, whose sites have all sent a vector; shares sealed for this site", ""),
+    },
     End: {"reason": Exposed("the reason, where the run failed", "")},
 }
 """Letters that come to a site."""
@@ -111,6 +164,9 @@ COMES: Mapping[type, Mapping[str, Exposed]] = {
 KINDS: Mapping[str, tuple[type, tuple[type, ...]]] = {
     "plan": (Plan, (Consent,)),
     "round": (Request, (Reply, Envelope)),
+    "ready": (AskReady, (Ready, Refusal)),
+    "masked": (AskMasked, (Sent, Refusal)),
+    "unmask": (AskShares, (Shares, Refusal)),
     "end": (End, ()),
 }
 """By kind of letter: the letter that comes, and the parts of its answer."""

@@ -2,6 +2,7 @@
 
 - ``plan``: the plan of a run, to a site that has just connected (:mod:`rondo.federation.plan`).
 - ``round``: a round's work for one client (:mod:`rondo.engine.wire.letters`).
+- ``ready``, ``masked``, ``unmask``: the three letters of a masked sum (:mod:`rondo.engine.wire.masked`).
 - ``end``: the run is over.
 """
 
@@ -9,7 +10,9 @@ from __future__ import annotations
 
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-KINDS = {"plan": "query.plan", "round": "train", "end": "query.end"}
+SUMS = ("ready", "masked", "unmask")
+"""Kinds of letters of a masked sum, in their order."""
+KINDS = {"plan": "query.plan", "round": "train", **{kind: f"query.{kind}" for kind in SUMS}, "end": "query.end"}
 """Flower's type of message for each kind of letter."""
 
 PORT = 9092

@@ -5,9 +5,10 @@ All are JSON. The site checks the plan before it loads anything; the server trus
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
 from rondo.data.labels import MOST
@@ -45,6 +46,11 @@ class Plan:
     threads: int
     """Number of threads on which the server made the run's first state. Sums of a matrix product depend on it."""
     protocol: int = PROTOCOL
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all that is the same for all sites."""
+        return hashlib.sha256(replace(self, clients=()).encode()).hexdigest()
 
     def encode(self) -> bytes:
         """The plan as bytes."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -33,14 +34,26 @@ def epsilon_of_sums(noise: float, sampled: float, rounds: Mapping[int, int], del
     numbers = (math.isfinite(noise) and noise >= 0, 0 < sampled <= 1, 0 < delta < 1)
     if not all(numbers) or any(sums < 1 or count < 0 for sums, count in counts.items()):
         raise ValueError(f"no epsilon of noise {noise}, q {sampled}, {dict(rounds)} rounds, delta {delta}")
-    if not counts:
-        return 0.0
-    if noise == 0:
+    return epsilon_of_steps({(noise / math.sqrt(sums), sampled): count for sums, count in counts.items()}, delta)
+
+
+def epsilon_of_steps(steps: Mapping[tuple[float, float], int], delta: float) -> float:
+    """Epsilon at ``delta`` of everything in ``steps``: how many of each (noise multiplier, q). Infinite where one of
+    them has no noise. Raises as :func:`epsilon` does."""
+    taken = {kind: count for kind, count in steps.items() if count}
+    if any(noise == 0 for noise, _ in taken):
         return math.inf
+    if not taken:
+        return 0.0
+    return _composed(tuple(sorted(taken.items(), reverse=True)), delta)
+
+
+@lru_cache(maxsize=4096)  # about a second each; the runs of one comparison ask for the same ones
+def _composed(steps: tuple[tuple[tuple[float, float], int], ...], delta: float) -> float:
     event, pld = _package("dp_accounting"), _package("dp_accounting.pld")
     accountant = pld.PLDAccountant(event.NeighboringRelation.ADD_OR_REMOVE_ONE)
-    for sums, count in sorted(counts.items()):
-        one = event.PoissonSampledDpEvent(sampled, event.GaussianDpEvent(noise / math.sqrt(sums)))
+    for (noise, sampled), count in steps:
+        one = event.PoissonSampledDpEvent(sampled, event.GaussianDpEvent(noise))
         accountant.compose(event.SelfComposedDpEvent(one, count))
     return float(accountant.get_epsilon(delta))
 

@@ -40,12 +40,15 @@ class FixedPoint:
     clip: float
 
     @staticmethod
-    def of(ring: Ring, clip: float, most: int) -> FixedPoint:
-        """The largest F with ``most * clip * 2^F < 2^(ring - 2)``; one bit of headroom shows a sum out of range.
+    def of(ring: Ring, clip: float, most: int, spread: float = 0.0) -> FixedPoint:
+        """The largest F with ``(most + spread) * clip * 2^F < 2^(ring - 2)``; one bit of headroom shows a sum out of
+        range.
 
-        ``most``: largest number of changes in a sum. Raises ValueError if F is below ``LEAST_FRACTION``.
+        ``most``: largest number of changes in a sum.
+        ``spread``: room for noise, in clips.
+        Raises ValueError if F is below ``LEAST_FRACTION``.
         """
-        headroom = Fraction(2 ** (ring - 2)) / (most * Fraction(clip))
+        headroom = Fraction(2 ** (ring - 2)) / ((most + Fraction(spread)) * Fraction(clip))
         fraction = -1
         while 2 ** (fraction + 1) < headroom:
             fraction += 1
@@ -63,14 +66,16 @@ class FixedPoint:
             raise ValueError(f"a share is above 0 and at most 1, got {share}")
         return (clipped(change, self.clip) * share * 2.0**self.fraction).round().to(torch.int64)
 
-    def decode(self, total: Tensor, shares: float, count: int) -> Tensor:
+    def decode(self, total: Tensor, shares: float, count: int, noise: float = 0.0) -> Tensor:
         """The sum in float64 of ``count`` changes, each times its share, from that of their integers, (n,) in int64.
 
-        ``shares``: sum of the shares. Raises :class:`NotDecodable` where no changes within the bound give such a sum.
+        ``shares``: sum of the shares.
+        ``noise``: largest norm of the noise in the sum.
+        Raises :class:`NotDecodable` where no changes within the bound give such a sum.
         """
         result = total.double() / 2.0**self.fraction
         rounding = count * math.sqrt(len(total)) / 2.0 ** (self.fraction + 1)
-        bound, norm = self.clip * shares + rounding, float(result.norm())
+        bound, norm = self.clip * shares + rounding + noise, float(result.norm())
         if not norm <= bound * (1 + 1e-9):
             raise NotDecodable(f"not decodable: the sum has a norm of {norm:.3g}, possible are {bound:.3g}")
         return result

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy
@@ -81,12 +81,11 @@ def mask(own: bytes, before: Sequence[bytes], after: Sequence[bytes], count: int
     return total
 
 
-def opened(vectors: Mapping[str, Masked], seeds: Mapping[str, bytes], ring: Ring) -> NDArray[numpy.int64]:
-    """The sum of the sites' masked ``vectors``, all of one length, without the own masks of ``seeds``."""
-    total = numpy.zeros_like(next(iter(vectors.values())))
-    for site, vector in vectors.items():
-        total += vector
-        total -= stream(seeds[site], len(vector), ring)
+def opened(total: Masked, seeds: Iterable[bytes], ring: Ring) -> NDArray[numpy.int64]:
+    """The sum of the sites' numbers, from that of their masked vectors, without the own masks of ``seeds``."""
+    total = total.copy()
+    for seed in seeds:
+        total -= stream(seed, len(total), ring)
     return from_ring(total, ring)
 
 

@@ -15,8 +15,9 @@ from torch import Tensor
 KEY_BYTES = 32
 
 
-def noised(total: Tensor, deviation: float, key: bytes, attempt: int) -> Tensor:
-    """``total``, (n,) in float64, plus independent Gaussian noise of standard deviation ``deviation``.
+def noised(total: Tensor, deviation: float | Tensor, key: bytes, attempt: int) -> Tensor:
+    """``total``, (n,) in float64, plus independent Gaussian noise of standard deviation ``deviation``, one for
+    all numbers or one each.
 
     The bits are SHAKE-256 of the key, the attempt and the SHA-256 digest of ``total``: without the key they cannot be
     told from random ones. Box and Muller's transform makes them Gaussian in float64, up to 8.6 deviations; attacks on

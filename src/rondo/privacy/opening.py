@@ -19,12 +19,21 @@ class NoSum(Exception):
     """An attempt has no sum, for the reason in the message. Its round is skipped."""
 
 
+def next_session(session: int) -> int:
+    """The number of the session after ``session``. Raises :class:`NoSum` after the last one."""
+    if session + 1 >= SESSIONS:
+        raise NoSum(f"{SESSIONS} sets lost a site each")
+    return session + 1
+
+
 @dataclass(frozen=True)
 class ServerSession:
     """The server's part in one attempt. Letters of another session are dropped.
 
     ``size``: number of numbers in a vector.
     ``named``: the newest session's set; None while sites become ready.
+    ``sent``: the shares that each site of the set has sealed, by the site that can read each.
+    ``total``: the sum of the sites' masked vectors.
     """
 
     terms: Terms
@@ -32,7 +41,8 @@ class ServerSession:
     session: int = 0
     ready: Mapping[str, Ready] = field(default_factory=dict)
     named: Named | None = None
-    sent: Mapping[str, Sent] = field(default_factory=dict)
+    sent: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict)
+    total: masks.Masked | None = field(default=None, repr=False)
     shares: Mapping[str, Shares] = field(default_factory=dict)
 
     def with_ready(self, letter: Ready) -> ServerSession:
@@ -56,7 +66,8 @@ class ServerSession:
         others = {n for n in self._names if n != letter.site}
         if len(letter.vector) != self.size or letter.sealed.keys() != others:
             return self
-        return replace(self, sent={**self.sent, letter.site: letter})
+        total = letter.vector if self.total is None else self.total + letter.vector
+        return replace(self, sent={**self.sent, letter.site: letter.sealed}, total=total)
 
     @property
     def complete(self) -> bool:
@@ -69,9 +80,7 @@ class ServerSession:
         if self.complete:
             raise ValueError("the set is complete: its sum may be opened")
         self._enough(len(self.sent), "have sent a vector")
-        if self.session + 1 >= SESSIONS:
-            raise NoSum(f"{SESSIONS} sets lost a site each")
-        return ServerSession(self.terms, self.size, self.session + 1)
+        return ServerSession(self.terms, self.size, next_session(self.session))
 
     def unmask(self) -> dict[str, Unmask]:
         """The letters to the sites of a complete set, by site."""
@@ -79,9 +88,7 @@ class ServerSession:
             raise ValueError("the set is not complete: its seeds stay closed")
         names = self._names
         return {
-            site: Unmask(
-                self.session, names, {other: self.sent[other].sealed[site] for other in names if other != site}
-            )
+            site: Unmask(self.session, names, {other: self.sent[other][site] for other in names if other != site})
             for site in names
         }
 
@@ -104,8 +111,8 @@ class ServerSession:
             }
         except ValueError as error:
             raise NoSum(str(error)) from None
-        vectors = {site: letter.vector for site, letter in self.sent.items()}
-        return masks.opened(vectors, seeds, self.terms.ring)
+        assert self.total is not None
+        return masks.opened(self.total, seeds.values(), self.terms.ring)
 
     @property
     def _names(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import os
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -25,9 +26,13 @@ class SecretStream:
     def __init__(self, debug_seed: int | None = None, purpose: str = "") -> None:
         self._seed, self._purpose, self._calls = debug_seed, purpose, 0
 
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """``count`` uniform words of 64 bits."""
+        return np.frombuffer(self._bytes(8 * count), dtype="<u8")
+
     def uniform(self, count: int) -> Tensor:
         """``count`` numbers in (0, 1) in float64: 52 bits each, at the middle of their cell, so none is 0 or 1."""
-        words = np.frombuffer(self._bytes(8 * count), dtype="<u8") >> np.uint64(12)
+        words = self.words(count) >> np.uint64(12)
         return torch.from_numpy((words.astype(np.float64) + 0.5) * 2.0**-52)
 
     def normal(self, count: int) -> Tensor:

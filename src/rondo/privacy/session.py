@@ -3,7 +3,7 @@
 After training, a site says that it is *ready*, with a fresh key. The server names the set of ready sites, and each site
 sends its *masked* vector and its sealed shares of the own mask's seed. Once every site of the set has sent one, the
 sites *unmask* the sum. A set that is not complete is void: its seeds are never opened, and the others go on with new
-keys in a smaller set. No method changes its object. The state that comes with a letter must be on the disk before the
+keys in another set. No method changes its object. The state that comes with a letter must be on the disk before the
 letter is sent: a site that forgets the set that it opened could open another.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy
 from numpy.typing import NDArray
@@ -41,19 +41,15 @@ class Refused(Exception):
         self.reason, self.detail = reason, detail
 
 
-def threshold_of(sites: int) -> int:
-    """Number of sites whose shares open a sum of ``sites`` sites: two thirds, and more than half. Two sums of one
-    attempt would take twice as many answers, and an honest site gives one."""
-    return max(sites // 2 + 1, -(-2 * sites // 3))
-
-
 @dataclass(frozen=True)
 class Terms:
     """Facts on which all sites of an attempt must agree.
 
     ``plan``, ``model``: digests.
     ``tensors``: names of the tensors in the vector, in its order.
-    ``threshold``: of the attempt's first set, for all of its sessions.
+    ``fraction``: bits after the point in its numbers.
+    ``largest``: the weight that counts as one. Were it another for one site, that site would stand out in the sum.
+    ``threshold``: at least that of each earlier set of the attempt.
     """
 
     run: str
@@ -62,13 +58,14 @@ class Terms:
     plan: str
     tensors: tuple[str, ...]
     ring: Ring
+    fraction: int
+    largest: float
     threshold: int
 
     @property
     def digest(self) -> bytes:
         """SHA-256 of all of it."""
-        facts = (self.run, self.attempt, self.model, self.plan, self.tensors, self.ring, self.threshold)
-        return masks.digest("rondo terms 1", *facts)
+        return masks.digest("rondo terms 1", *(getattr(self, f.name) for f in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -129,6 +126,7 @@ class SiteSession:
     ``least``: the fewest sites in a set, by the site's contract.
     ``peers``: the other sites whose signatures this one can check.
     ``session``: number of its newest session; -1 before the first.
+    ``said``: its letter of that session, by which it was ready.
     ``named``, ``sent``: the newest session's set, and the answer to it.
     ``asked``, ``given``: the one letter that it has opened a sum for, and the answer.
     """
@@ -140,22 +138,35 @@ class SiteSession:
     session: int = -1
     private: bytes = field(default=b"", repr=False)
     own_share: bytes = field(default=b"", repr=False)
+    said: Ready | None = None
     named: Named | None = None
     sent: Sent | None = None
     asked: Unmask | None = None
     given: Shares | None = None
 
-    def ready(self, sign: Callable[[bytes], bytes], draw: Draw = secrets.token_bytes) -> tuple[SiteSession, Ready]:
-        """Begin the next session with a new key. The keys of the last one are forgotten. Raises :class:`Refused`."""
-        session = self.session + 1
+    def ready(
+        self, session: int, terms: Terms, sign: Callable[[bytes], bytes], draw: Draw = secrets.token_bytes
+    ) -> tuple[SiteSession, Ready]:
+        """Begin ``session`` with a new key. The keys of the last one are forgotten. The same question again gets the
+        same letter. Raises :class:`Refused`."""
         if self.given is not None:
             raise Refused("opened", "a sum of this attempt was opened already")
+        if session == self.session and terms == self.terms and self.said is not None:
+            return self, self.said
+        if session <= self.session:
+            raise Refused("wrong_session", f"{session}, this one is in {self.session}")
         if session >= SESSIONS:
             raise Refused("sessions", f"{SESSIONS} sets of this attempt had no sum")
+        if replace(terms, threshold=0, largest=0.0) != replace(self.terms, threshold=0, largest=0.0):
+            raise Refused("wrong_plan", "an earlier set of this attempt was for other terms")
+        if terms.threshold < self.terms.threshold:
+            message = f"{terms.threshold}, an earlier set of this attempt had {self.terms.threshold}"
+            raise Refused("threshold", message)
         private = draw(KEY)
-        letter = Ready(self.name, session, self.terms.digest, masks.public_key(private))
+        letter = Ready(self.name, session, terms.digest, masks.public_key(private))
         letter = replace(letter, signature=sign(letter.text()))
-        return replace(self, session=session, private=private, own_share=b"", named=None, sent=None), letter
+        begun = replace(self, terms=terms, session=session, private=private, said=letter)
+        return replace(begun, own_share=b"", named=None, sent=None), letter
 
     def masked(
         self, named: Named, numbers: NDArray[numpy.int64], draw: Draw = secrets.token_bytes
@@ -166,7 +177,7 @@ class SiteSession:
             return self, self.sent
         if self.sent is not None:
             raise Refused("wrong_set", f"session {self.session} has another set already")
-        self._check(named)
+        self.check(named)
         ring, context = self.terms.ring, _context(self.terms, named)
         keys = {m.site: m.key for m in named.members}
         seed = draw(KEY)
@@ -188,33 +199,7 @@ class SiteSession:
         letter = Sent(self.name, self.session, vector, sealed)
         return replace(self, named=named, sent=letter, own_share=parts[points[self.name]]), letter
 
-    def unmask(self, letter: Unmask) -> tuple[SiteSession, Shares]:
-        """Open the shares of the set, once in an attempt. The same letter again gets the same answer. Raises
-        :class:`Refused`."""
-        if self.given is not None:
-            if letter == self.asked:
-                return self, self.given
-            raise Refused("repeated", "a sum of this attempt was opened already")
-        if letter.session != self.session or self.named is None:
-            raise Refused("wrong_session", f"{letter.session}, it has masked for {self.session}")
-        names = tuple(m.site for m in self.named.members)
-        if letter.members != names or letter.sealed.keys() != {n for n in names if n != self.name}:
-            raise Refused("wrong_set", "it has masked for another set")
-        context, found = _context(self.terms, self.named), {self.name: self.own_share}
-        for member in self.named.members:
-            if member.site != self.name:
-                key = self._share_key(member.site, self.name, member.key, context)
-                try:
-                    found[member.site] = masks.unseal(key, letter.sealed[member.site], context)
-                except ValueError as error:
-                    raise Refused("wrong_share", f"{member.site}: {error}") from None
-        answer = Shares(self.name, self.session, found)
-        return replace(self, asked=letter, given=answer), answer
-
-    def _share_key(self, sender: str, reader: str, public: bytes, context: bytes) -> bytes:
-        return masks.agreed(self.private, public, f"share {sender!r} to {reader!r}", context)
-
-    def _check(self, named: Named) -> None:
+    def check(self, named: Named) -> None:
         """Raise :class:`Refused` unless ``named`` is a set that this site may mask for."""
         if named.session != self.session or not self.private:
             raise Refused("wrong_session", f"{named.session}, this one is in {self.session}")
@@ -237,9 +222,35 @@ class SiteSession:
         if len(names) < max(self.least, self.terms.threshold):
             least = max(self.least, self.terms.threshold)
             raise Refused("few_sites", f"{len(names)} sites, the contract and the threshold ask for {least}")
-        if self.terms.threshold < threshold_of(len(names)):
-            needed = threshold_of(len(names))
+        if self.terms.threshold < shares.threshold_of(len(names)):
+            needed = shares.threshold_of(len(names))
             raise Refused("threshold", f"{self.terms.threshold} of {len(names)} sites, {needed} are needed")
+
+    def unmask(self, letter: Unmask) -> tuple[SiteSession, Shares]:
+        """Open the shares of the set, once in an attempt, and forget the keys. The same letter again gets the same
+        answer. Raises :class:`Refused`."""
+        if self.given is not None:
+            if letter == self.asked:
+                return self, self.given
+            raise Refused("repeated", "a sum of this attempt was opened already")
+        if letter.session != self.session or self.named is None:
+            raise Refused("wrong_session", f"{letter.session}, it has masked for {self.session}")
+        names = tuple(m.site for m in self.named.members)
+        if letter.members != names or letter.sealed.keys() != {n for n in names if n != self.name}:
+            raise Refused("wrong_set", "it has masked for another set")
+        context, found = _context(self.terms, self.named), {self.name: self.own_share}
+        for member in self.named.members:
+            if member.site != self.name:
+                key = self._share_key(member.site, self.name, member.key, context)
+                try:
+                    found[member.site] = masks.unseal(key, letter.sealed[member.site], context)
+                except ValueError as error:
+                    raise Refused("wrong_share", f"{member.site}: {error}") from None
+        answer = Shares(self.name, self.session, found)
+        return replace(self, asked=letter, given=answer, private=b"", own_share=b"", named=None, sent=None), answer
+
+    def _share_key(self, sender: str, reader: str, public: bytes, context: bytes) -> bytes:
+        return masks.agreed(self.private, public, f"share {sender!r} to {reader!r}", context)
 
 
 def _points(named: Named) -> dict[str, int]:

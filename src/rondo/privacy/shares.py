@@ -17,6 +17,12 @@ SHARE = 33
 """Bytes of a share."""
 
 
+def threshold_of(sites: int) -> int:
+    """Number of sites whose shares open a sum of ``sites`` sites: two thirds, and more than half. Two sums of one
+    attempt would take twice as many answers, and an honest site gives one."""
+    return max(sites // 2 + 1, -(-2 * sites // 3))
+
+
 def split(
     secret: bytes, threshold: int, count: int, draw: Callable[[int], int] = secrets.randbelow
 ) -> dict[int, bytes]:

@@ -10,11 +10,15 @@ _LEFT = ' style="text-align:left"'
 
 
 def html_table(title: Sequence[str], columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table whose first column is text. ``title``: lines above it. Everything is escaped."""
+    """A table whose first column is text. ``title``: lines above it. Everything is escaped; line breaks are kept."""
     caption = f"<caption{_LEFT}>{'<br>'.join(map(escape, title))}</caption>"
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join(
-        f"<tr><td{_LEFT}>{escape(first)}</td>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+        f"<tr><td{_LEFT}>{_cell(first)}</td>{''.join(f'<td>{_cell(cell)}</td>' for cell in cells)}</tr>"
         for first, *cells in rows
     )
     return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(text: str) -> str:
+    return escape(text).replace("\n", "<br>")

@@ -30,7 +30,7 @@ def mean_and_deviation(values: Sequence[float | None]) -> dict[str, Any]:
 def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The head policy, scores and numbers of one algorithm's runs, over seeds."""
     result: dict[str, Any] = {"head": runs[0]["head"]}
-    for key in ("test", "own_rows", "fine_tuned"):
+    for key in ("score", "test", "own_rows", "fine_tuned"):
         scores = [r[key] for r in runs if r[key] is not None]
         model = scores[0]["model"] if scores else None
         result[key] = {"model": model, **mean_and_deviation([s["score"] for s in scores])}
@@ -40,6 +40,23 @@ def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         name: mean_and_deviation([r["measures"].get(name) for r in runs]) for name in runs[0]["measures"]
     }
     return result | {key: mean_and_deviation([r[key] for r in runs]) for key in _NUMBERS}
+
+
+def run_rows(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A flat row per run, all with the same keys: label, method, seed, varied values, scores with their models,
+    measures, and numbers. ``runs``: as in ``comparison.json``."""
+    rows = []
+    for run in runs:
+        row = {key: run[key] for key in ("algorithm", "method", "seed", "run_dir", "rounds", "clients", "head")}
+        row |= dict(run["values"])
+        for key in ("score", "test", "own_rows", "fine_tuned"):
+            scored = run[key] or {"score": None, "model": None}
+            row |= {key: scored["score"], f"{key}_model": scored["model"]}
+        best = run["best"] or {"score": None, "round": None}
+        row |= {"metric": run["title"], "best": best["score"], "best_round": best["round"]}
+        rows.append(row | dict(run["measures"]) | {key: run[key] for key in _NUMBERS})
+    columns = dict.fromkeys(column for row in rows for column in row)
+    return [{column: row.get(column) for column in columns} for row in rows]
 
 
 _NUMBERS = (
@@ -63,6 +80,9 @@ TEST_KINDS = {"global": "global", "cold_start": "cold start"}
 
 OWN_KINDS = {"clients": "global", "personal": "personal"}
 """Kinds of scores on each client's own validation rows, and the model of each."""
+
+PERSONAL_KINDS = {"personal": "personal"}
+"""Kinds of scores by which a personal method is compared, where it has them, and the model of each."""
 
 FINE_TUNED_KINDS = {"fine_tuned": "fine-tuned"}
 """Kinds of scores on each client's own validation rows after fine-tuning, and the model of each."""

@@ -1,5 +1,5 @@
-"""Pictures of a run, as the bytes of PNG files. They are drawn without pyplot, which belongs to the user's program: its
-backend draws the plots of a notebook."""
+"""Pictures of a run, as the bytes of PNG files, one also as SVG. They are drawn without pyplot, which belongs to the
+user's program: its backend draws the plots of a notebook."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from functools import cache
-from typing import Any
+from typing import Any, Literal, TypeAlias
+
+from rondo.report.student import interval
 
 _MANY_LABELS = 12
 """Above this number of classes the legend is left out: it would hide the bars."""
@@ -30,12 +32,22 @@ def _axes(width: float, height: float, panels: int = 1) -> Any:
     return figure, axes
 
 
-def _png(figure: Any) -> bytes:
+Form: TypeAlias = Literal["png", "svg"]
+
+
+def _drawn(figure: Any, form: Form) -> bytes:
+    """The bytes of a picture; those of an SVG file have no date and no random names."""
+    from matplotlib import rc_context
+
     content = io.BytesIO()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), rc_context({"svg.hashsalt": "rondo"}):
         warnings.filterwarnings("ignore", message="constrained_layout not applied")  # long names in a small picture
-        figure.savefig(content, format="png", dpi=120)
+        figure.savefig(content, format=form, dpi=120, metadata={"Date": None} if form == "svg" else None)
     return content.getvalue()
+
+
+def _png(figure: Any) -> bytes:
+    return _drawn(figure, "png")
 
 
 def _plain(name: str) -> str:
@@ -133,7 +145,8 @@ def contact_sheet(clients: Mapping[str, Sequence[tuple[Any, str]]]) -> bytes:
 
 
 def curve(before: Mapping[str, Any], history: Sequence[Mapping[str, Any]], metric: str, title: str) -> bytes:
-    """Draw the metric on the test set over rounds, starting before the first, and the training loss beside it."""
+    """Draw the metric on the test set over rounds, starting before the first, and the training loss: on the same axis
+    where the metric is a loss too, else on one of its own."""
     figure, axes = _axes(7, 4)
     points = [(0, before.get(metric))]
     for record in history:
@@ -141,17 +154,23 @@ def curve(before: Mapping[str, Any], history: Sequence[Mapping[str, Any]], metri
             if kind in record.get("scores", {}):
                 points.append((record["round"] + 1, record["scores"][kind].get(metric)))
     points = [(x, y) for x, y in points if y is not None]
-    axes.plot([x for x, _ in points], [y for _, y in points], marker="o", ms=3, color="tab:blue")
+    (line,) = axes.plot([x for x, _ in points], [y for _, y in points], marker="o", ms=3, color="tab:blue")
     _over_rounds(axes)
     titles = history[-1].get("titles", {}) if history else {}
-    axes.set_ylabel(_text(f"test {titles.get(metric, metric)}"), color="tab:blue")
+    name = _text(f"test {titles.get(metric, metric)}")
+    axes.set_ylabel(name, color="tab:blue")
     if metric == "accuracy":
         axes.set_ylim(0, 1)
     losses = [(r["round"] + 1, r["loss"]) for r in history if r.get("loss") is not None]
-    if losses:
+    dashed = {"color": "tab:orange", "ls": "--", "lw": 1}
+    if losses and metric == "loss":
+        (other,) = axes.plot([x for x, _ in losses], [y for _, y in losses], **dashed)
+        axes.set_ylabel("loss", color="black")
+        axes.legend([line, other], [name, "training loss"], frameon=False)
+    elif losses:
         right = axes.twinx()
         right.spines["top"].set_visible(False)
-        right.plot([x for x, _ in losses], [y for _, y in losses], color="tab:orange", ls="--", lw=1)
+        right.plot([x for x, _ in losses], [y for _, y in losses], **dashed)
         right.set_ylabel("training loss", color="tab:orange")
         right.set_ylim(bottom=0)
     axes.set_title(_text(title), loc="left")
@@ -184,9 +203,9 @@ _FAR_APART = 4
 frugal algorithms would be a single upright line."""
 
 
-def comparison(content: Mapping[str, Any]) -> bytes:
-    """Draw the score over rounds and over bytes, one line per algorithm: the mean over seeds, with a band from the
-    lowest to the highest seed. ``content``: as in ``comparison.json``."""
+def comparison(content: Mapping[str, Any], form: Form = "png") -> bytes:
+    """Draw the score over rounds and over bytes, one line per algorithm: the mean over seeds, with its 95 % interval as
+    a band. A personal method has the score of its personal models. ``content``: as in ``comparison.json``."""
     figure, (left, right) = _axes(12, 5, panels=2)
     totals = [r["curve"][-1]["bytes"] for r in content["runs"] if r["curve"]]
     logarithmic = max(totals, default=0) > _FAR_APART * min(totals, default=0) > 0
@@ -203,11 +222,10 @@ def comparison(content: Mapping[str, Any]) -> bytes:
         rounds = [column[0]["round"] for column in columns]
         megabytes = [sum(p["bytes"] for p in column) / len(column) / 1e6 for column in columns]
         for axes, x in ((left, rounds), (right, megabytes)):
-            axes.fill_between(
-                x, [min(s) for s in scores], [max(s) for s in scores], color=style["color"], alpha=0.12, lw=0
-            )
+            _band(axes, x, scores, style["color"])
             (line,) = axes.plot(x, means, label=label, **style)
         lines.append((means[-1], line))
+    _as_high_as_scores(left, [p["score"] for r in content["runs"] for p in r["curve"]])
     left.set_ylabel(_score_name(content["runs"]))
     if any(r["curve_of"] != r["primary"] for r in content["runs"]):
         left.set_yscale("log", nonpositive="mask")
@@ -224,7 +242,20 @@ def comparison(content: Mapping[str, Any]) -> bytes:
         axes.grid(alpha=0.25, lw=0.5)
     left.set_title(_shared_settings(content), loc="left")
     _legend(figure, lines)
-    return _png(figure)
+    return _png(figure) if form == "png" else _drawn(figure, form)
+
+
+def _band(axes: Any, x: Sequence[float], scores: Sequence[Sequence[float]], colour: str) -> None:
+    """The 95 % interval of the mean at each place of ``x``. ``scores``: those of the seeds at each place."""
+    ends = [interval(values) or (values[0], values[0]) for values in scores]
+    axes.fill_between(x, [low for low, _ in ends], [high for _, high in ends], color=colour, alpha=0.12, lw=0)
+
+
+def _as_high_as_scores(axes: Any, scores: Sequence[float]) -> None:
+    """Cut bands off where no seed has a score: the interval of two or three seeds can be many times as wide."""
+    if len(set(scores)) > 1 and axes.get_yscale() == "linear":
+        low, high = min(scores), max(scores)
+        axes.set_ylim(low - 0.06 * (high - low), high + 0.06 * (high - low))
 
 
 def _over_rounds(axes: Any) -> None:
@@ -240,7 +271,7 @@ def _style(number: int) -> dict[str, Any]:
 
 def _whose(run: Mapping[str, Any]) -> str:
     """The model that a run's curve is of, unless it is the global one."""
-    model = (run["test"] or run["own_rows"] or {"model": "global"})["model"]
+    model = (run["score"] or {"model": "global"})["model"]
     return "" if model == "global" or run["curve_of"] != run["primary"] else f" ({model})"
 
 
@@ -248,14 +279,17 @@ def _score_name(runs: Sequence[Mapping[str, Any]]) -> str:
     """The name of the score that curves are of."""
     if runs[0]["curve_of"] != runs[0]["primary"]:
         return _text(runs[0]["curve_of"].replace("_", " "))
-    return f"{'test' if any(r['test'] for r in runs) else 'own rows'} {_text(runs[0]['title'])}"
+    title = _text(runs[0]["title"])
+    if any(run["score"] and run["score"]["model"] == "personal" for run in runs):
+        return f"{title} on the test set; of personal models on own rows"
+    return f"{'test' if any(r['test'] for r in runs) else 'own rows'} {title}"
 
 
 def _shared_settings(content: Mapping[str, Any]) -> str:
     """The title of a comparison: what all runs share, and the seeds."""
     counts = [f"{content[what]} {what}" for what in ("rounds", "clients") if content[what] is not None]
     seeds = content["seeds"]
-    over = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean over {len(seeds)} seeds, band from lowest to highest"
+    over = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean over {len(seeds)} seeds, bands are 95 % intervals of it"
     return ", ".join([*counts, over])
 
 
@@ -272,8 +306,12 @@ def bands(
 ) -> bytes:
     """Draw ``score`` over rounds, a line with a band for each name: points of round, value, and ends of the band.
 
+    Where each has one point, names stand beside it, with its ends.
+
     ``limits``: names, and the points of a dashed line in the colour of each.
     """
+    if all(len(points) == 1 for points in lines.values()):
+        return _points({name: point for name, (point,) in lines.items()}, score)
     figure, axes = _axes(8, 4.5)
     drawn = []
     for i, (name, points) in enumerate(lines.items()):
@@ -292,9 +330,22 @@ def bands(
     return _png(figure)
 
 
+def _points(points: Mapping[str, tuple[int, float, float, float]], score: str) -> bytes:
+    """Draw one value with its ends for each name, from the top."""
+    figure, axes = _axes(8, 1 + 0.22 * len(points))
+    for place, (_, value, low, high) in enumerate(points.values()):
+        axes.plot([low, high], [place, place], color=_style(0)["color"], lw=1.2)
+        axes.plot([value], [place], "o", color=_style(0)["color"], ms=4)
+    axes.set_yticks(range(len(points)), [_plain(name) for name in points])
+    axes.invert_yaxis()
+    axes.set_xlabel(_text(score))
+    axes.grid(alpha=0.25, lw=0.5)
+    return _png(figure)
+
+
 def varied(content: Mapping[str, Any]) -> bytes | None:
     """Draw the final score over the key that is varied, one line per method and combination of the other varied values:
-    the mean over seeds, with a band from the lowest to the highest. A method without the key is a level, dashed line.
+    the mean over seeds, with its 95 % interval as a band. A method without the key is a level, dashed line.
     None unless the values of just one key are numbers. ``content``: as in ``comparison.json``."""
     keys = [key for key, values in content["varied"].items() if all(type(v) in (int, float) for v in values)]
     if len(keys) != 1 or len(content["varied"][keys[0]]) < 2:
@@ -314,13 +365,13 @@ def varied(content: Mapping[str, Any]) -> bytes | None:
         }
         finals = {place: scores for place, scores in finals.items() if scores}
         means = [sum(scores) / len(scores) for scores in finals.values()]
-        lowest, highest = [min(s) for s in finals.values()], [max(s) for s in finals.values()]
         has_key = key in runs[0]["values"]
         style = _style(i) | ({} if has_key else {"marker": "", "ls": _DASHES[1]})
         if has_key:
-            axes.fill_between(list(finals), lowest, highest, color=style["color"], alpha=0.12, lw=0)
+            _band(axes, list(finals), list(finals.values()), style["color"])
         (line,) = axes.plot(list(finals), means, label=_plain(name) + _whose(runs[0]), **style)
         lines.append((means[-1], line))
+    _as_high_as_scores(axes, [run["curve"][-1]["score"] for runs in by_line.values() for run in runs])
     if places[0] > 0 and places[-1] > _FAR_APART * places[0]:
         from matplotlib import ticker
 

@@ -29,6 +29,8 @@ def guarantee_line(privacy: Mapping[str, Any]) -> str:
     """The guarantee of a run with differential privacy in a sentence. ``privacy``: as in ``summary.json``."""
     of = {"client": "clients", "example": "rows"}[privacy["unit"]]
     against = {"reader": "who reads the released model", "server": "the server too"}[privacy["adversary"]]
+    if (privacy["unit"], privacy["adversary"]) == ("client", "server") and privacy["colluding"]:
+        against += f" with {privacy['colluding']} of the sites"
     epsilon = (
         "none" if privacy["epsilon"] is None else f"epsilon {privacy['epsilon']:.3g} at delta {privacy['delta']:g}"
     )

@@ -35,7 +35,8 @@ _KINDS = {
 }
 
 
-def _number(value: Any) -> str:
+def score_cell(value: Any) -> str:
+    """A score in a table; a dash for none."""
     return "-" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
@@ -53,7 +54,9 @@ def _score_columns(content: Mapping[str, Any]) -> dict[str, str]:
     """The columns of scores, with the key of each in the numbers of an algorithm. One without any score is left out,
     but for the test's."""
     numbers = content["algorithms"].values()
-    named = {"test": f"test {content['title']}", "own_rows": "at the clients", "fine_tuned": "fine-tuned"}
+    personal = any(n["score"]["model"] == "personal" for n in numbers)
+    named = {"score": content["title"]} if personal else {}
+    named |= {"test": f"test {content['title']}", "own_rows": "at the clients", "fine_tuned": "fine-tuned"}
     measured = any(n["measures"] for n in numbers)
     always = () if measured else ("test", "own_rows")
     return {key: name for key, name in named.items() if key in always or any(n[key]["count"] for n in numbers)}
@@ -187,9 +190,10 @@ def samples_title(samples: Sequence[Mapping[str, str]]) -> str:
 
 
 def sample_rows(samples: Sequence[Mapping[str, str]]) -> Iterator[tuple[str, ...]]:
-    """The first answers that a run generated: the end of each prompt, and the beginning of each answer."""
+    """The first answers that a run generated: the end of each prompt, and the beginning of each answer, with their
+    line breaks."""
     for sample in samples[:_SHOWN]:
-        prompt, *rest = (" ".join(sample[column].split()) for column in SAMPLE_COLUMNS)
+        prompt, *rest = ("\n".join(map(visible, sample[column].strip().splitlines())) for column in SAMPLE_COLUMNS)
         yield prompt[-_CHARACTERS:], *(text[:_CHARACTERS] for text in rest)
 
 
@@ -199,7 +203,7 @@ def samples_table(samples: Sequence[Mapping[str, str]]) -> Table:
     for column in SAMPLE_COLUMNS:
         table.add_column(column, overflow="fold")
     for row in sample_rows(samples):
-        table.add_row(*map(visible, row))
+        table.add_row(*row)
     return table
 
 
@@ -210,7 +214,7 @@ def adapted_table(title: str, shots: Mapping[int, Sequence[Any]]) -> Table:
     for column in ("rows", "cold start", "personal part fitted", "trained alone"):
         table.add_column(column, justify="right")
     for rows, scores in shots.items():
-        table.add_row(str(rows), *map(_number, scores))
+        table.add_row(str(rows), *map(score_cell, scores))
     return table
 
 
@@ -224,28 +228,28 @@ def score_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             for metric, value in after.get(kind, {}).items():
                 if not isinstance(value, int):  # counts are no scores
                     earlier = before.get(kind, {}).get(metric)
-                    yield f"{label}: {titles.get(metric, metric)}", _number(earlier), _number(value)
+                    yield f"{label}: {titles.get(metric, metric)}", score_cell(earlier), score_cell(value)
             for name, scores in after.get("more_tests", {}).items() if kind in after else ():
                 earlier = before.get("more_tests", {}).get(name, {})
                 for metric, value in scores.items():
                     if not isinstance(value, int):
                         shown = f"{label} {name}: {titles.get(metric, metric)}"
-                        yield shown, _number(earlier.get(metric)), _number(value)
+                        yield shown, score_cell(earlier.get(metric)), score_cell(value)
         elif kind in after:
             yield from _at_clients(label, title, after[kind][primary])
     generated = summary.get("generated") or {"after": {}}
     for metric, value in generated["after"].items():
         yield (
             f"{generated['answers']} generated answers: {metric}",
-            _number(generated["before"][metric]),
-            _number(value),
+            score_cell(generated["before"][metric]),
+            score_cell(value),
         )
     measures = summary.get("measures", {"before": {}, "after": {}})
     for name, value in measures["after"].items():
         yield name, f"{measures['before'][name]:.3g}" if name in measures["before"] else "-", f"{value:.3g}"
     best = summary["best"]
     if best is not None and best["rounds"] != summary["rounds"]:
-        yield f"best, after round {best['rounds']}: {title}", "", _number(best[primary])
+        yield f"best, after round {best['rounds']}: {title}", "", score_cell(best[primary])
     if (privacy := summary.get("privacy")) is not None:
         valid = "" if privacy["epsilon_valid"] else ", NOT VALID: privacy.debug_seed"
         of = {"client": "clients", "example": "rows"}[privacy["unit"]]
@@ -254,18 +258,18 @@ def score_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     if "local_only" in summary:
         local = summary["local_only"]
         if local.get("test") is not None:
-            yield f"each client alone, test set: mean {title}", "", _number(local["test"]["mean"])
-        yield f"each client alone, own rows: mean {title}", "", _number(local["own"]["mean"])
+            yield f"each client alone, test set: mean {title}", "", score_cell(local["test"]["mean"])
+        yield f"each client alone, own rows: mean {title}", "", score_cell(local["own"]["mean"])
 
 
 def _at_clients(label: str, title: str, spread: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """A metric over clients: label, nothing before, value after."""
     without = f" (undefined at {spread['undefined']} more)" if spread["undefined"] else ""
     clients = f"{spread['clients']} clients{without}"
-    yield f"{label}: mean {title}, {clients}", "", _number(spread["mean"])
-    yield f"{label}: mean weighted by rows", "", _number(spread["weighted_mean"])
-    yield f"{label}: deviation over clients", "", _number(spread["deviation"])
-    yield f"{label}: worst tenth", "", _number(spread["worst_tenth"])
+    yield f"{label}: mean {title}, {clients}", "", score_cell(spread["mean"])
+    yield f"{label}: mean weighted by rows", "", score_cell(spread["weighted_mean"])
+    yield f"{label}: deviation over clients", "", score_cell(spread["deviation"])
+    yield f"{label}: worst tenth", "", score_cell(spread["worst_tenth"])
 
 
 def _cost_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

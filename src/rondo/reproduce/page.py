@@ -86,7 +86,8 @@ def _page(trials: Trials, of_claims: Iterable[Finding], curves: Mapping[str, lis
             "",
             f"![Scores over rounds]({trials.name}.png)",
             "",
-            "Lines are means over seeds, bands 95 % intervals." + (" Dashed: bounds." if entry.bounds else ""),
+            "Means over seeds, with 95 % intervals."
+            + (" Dashed: bounds." if any(bound.less is None for bound in entry.bounds) else ""),
         ]
     if entry.tuning is not None:
         grid = "; ".join(f"{key}: {_listed(values)}" for key, values in entry.tuning.grid.items())

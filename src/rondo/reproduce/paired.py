@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-LEVEL = 0.95
+from rondo.report.student import LEVEL, quantile, within
 
 
 @dataclass(frozen=True)
@@ -37,31 +37,6 @@ class Paired:
         half = quantile(LEVEL, count - 1) * error
         p = (1.0 if mean == 0 else 0.0) if error == 0 else 1 - within(abs(mean) / error, count - 1)
         return Paired(tuple(differences), mean, sd, (mean - half, mean + half), p)
-
-
-def within(t: float, freedom: int) -> float:
-    """The probability that Student's t of ``freedom`` whole degrees lies in [-t, t] (Abramowitz and Stegun, 26.7.3 and
-    26.7.4)."""
-    angle = math.atan(t / math.sqrt(freedom))
-    cosine, sine = math.cos(angle), math.sin(angle)
-    odd = freedom % 2
-    if freedom == 1:
-        return 2 * angle / math.pi
-    term = total = cosine if odd else 1.0
-    for k in range(3 if odd else 2, freedom - 1, 2):
-        term *= cosine * cosine * (k - 1) / k
-        total += term
-    return 2 / math.pi * (angle + sine * total) if odd else sine * total
-
-
-def quantile(level: float, freedom: int) -> float:
-    """The t whose interval [-t, t] has the probability ``level``."""
-    low, high = 0.0, 1.0
-    while within(high, freedom) < level:
-        high *= 2
-    while (middle := (low + high) / 2) not in (low, high):
-        low, high = (middle, high) if within(middle, freedom) < level else (low, middle)
-    return high
 
 
 def holm(probabilities: Sequence[float]) -> list[float]:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rondo.reproduce.paired import LEVEL, Paired, quantile
+from rondo.report.student import LEVEL, quantile
+from rondo.reproduce.paired import Paired
 
 Word = Literal["holds", "holds in direction", "refuted", "open"]
 

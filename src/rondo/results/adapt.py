@@ -31,7 +31,12 @@ _HELD_OUT = 0.2
 
 @dataclass(frozen=True)
 class Shot:
-    """The scores of models fitted to so many rows."""
+    """The scores of models fitted to so many rows.
+
+    >>> shots = rondo.adapt("runs/digits", new_client, shots=[5, 20]).shots
+    >>> [shot.rows for shot in shots]
+    [5, 20]
+    """
 
     rows: int
     adapted: Scores
@@ -42,7 +47,12 @@ class Shot:
 
 @dataclass(frozen=True)
 class Adapted:
-    """The result of :func:`adapt`: scores on rows of the new client that no model was fitted to."""
+    """The result of :func:`adapt`: scores on rows of the new client that no model was fitted to.
+
+    >>> adapted = rondo.adapt("runs/digits", new_client)
+    >>> adapted.primary, adapted.scored_rows
+    ('accuracy', 20)
+    """
 
     primary: str
     """The metric to show."""
@@ -78,6 +88,10 @@ def adapt(
     ``allow_changed``: go on even if the base model, the settings or that code are not those of the run.
 
     Raises :class:`ConfigError`.
+
+    >>> adapted = rondo.adapt("runs/digits", new_client, shots=[10, 50])  # the head, fitted to rows of a new client
+    >>> adapted.shots[1].adapted["accuracy"] > adapted.cold_start["accuracy"]
+    True
     """
     target = None if to is None else check_target(to)
     if epochs < 1 or any(n < 1 for n in shots):

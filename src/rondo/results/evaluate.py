@@ -36,7 +36,7 @@ def evaluate(
 
     For a run, the newcomer's model is scored. With ``client``, that client's model is, also on its own validation rows
     ("validation"), or on its own test rows ("own_test") where clients have such. Classifiers have ``titles`` beside the
-    test sets, which say the class whose F1 ``f1`` is.
+    test sets, which say the class whose F1 ``f1`` is. A ``note`` says so where the client has no model of its own.
 
     ``data``: a file or a table in memory with the run's columns, scored in place of all rows of the run, which are then
     not read.
@@ -45,6 +45,10 @@ def evaluate(
     ``allow_changed``: score even if the base model, the rows, the settings or that code are not those of the run.
 
     Raises :class:`ConfigError`.
+
+    >>> scores = rondo.evaluate("runs/digits")
+    >>> sorted(scores["test"])
+    ['accuracy', 'auc', 'examples', 'f1', 'loss', 'matthews']
     """
     path = Path(path)
     if is_result(path):
@@ -59,6 +63,8 @@ def evaluate(
     opened = reopen(path, device, source=_SOURCE, rows=rows, allow_code=allow_code, allow_changed=allow_changed)
     model = Scored(opened.assembly, *opened.model(client))
     result = _on_tests(model, data, generate)
+    if client is not None and (reason := opened.not_its_own(client)) is not None:
+        result["note"] = reason
     if client is not None and data is None:
         population = opened.assembly.population
         rows_of_client = population.own_rows(population.members[client])

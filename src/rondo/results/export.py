@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal, TypeAlias
+
+import torch
 
 from rondo.errors import ConfigError, RunStopped, headed
 from rondo.models.forms.model import Form, Model, Verification
@@ -26,12 +29,21 @@ class Exported:
     ``relative_error``: the share of the change's Frobenius norm lost by truncation, 0 without.
     ``verification``: None if it was not verified.
     ``notes``: sentences about the files that their reader may not expect.
+
+    >>> exported = rondo.export("runs/digits", "digits-unverified")
+    >>> exported.rank, exported.verification  # a whole model has no rank
+    (0, None)
     """
 
     rank: int
     relative_error: float
     verification: Verification | None
     notes: tuple[str, ...] = ()
+
+
+DType: TypeAlias = Literal["float32", "bfloat16", "float16"]
+_TOLERANCES = {"bfloat16": 0.1, "float16": 0.01}
+"""The share of the largest logit by which rounded weights may move one: some hundred roundings of 2^-8 or 2^-11."""
 
 
 @headed("rondo export")
@@ -43,20 +55,30 @@ def export(
     merged: bool = False,
     rank: int | None = None,
     verify: bool = False,
+    base_name: str | None = None,
+    dtype: DType | None = None,
     allow_code: bool = False,
     allow_changed: bool = False,
 ) -> Exported:
     """Write a run's result to ``to`` as a PEFT adapter, or ``merged`` into a whole model. A model that was trained
     whole is written whole.
 
-    ``client``: export this client's model (for personal methods); by default the global or cold-start one.
+    ``client``: export this client's model; by default the global or cold-start one. It is refused where the client has
+    no other.
     ``rank``: truncate to this rank. By default the adapter has the rank that it needs, which is above the run's for
     methods that change the base.
     ``verify``: load the result with stock libraries and compare logits.
+    ``base_name``: the name by which others find the base model, for the card and ``adapter_config.json``. By default
+    its name on a hub. A folder's path is never written there.
+    ``dtype``: the type of a whole model's weights, "float32" by default. The others halve its size and round it.
     ``allow_code``: import code of one's own that the run names; a directory may be anybody's.
     ``allow_changed``: export even if the base model, the settings or that code are not those of the run.
 
     Raises :class:`ConfigError`.
+
+    >>> exported = rondo.export("runs/digits", "digits-model", verify=True)
+    >>> exported.verification.max_difference
+    0.0
     """
     if rank is not None and rank < 1:
         raise ConfigError.at("--rank", f"must be at least 1, got {rank}")
@@ -68,7 +90,11 @@ def export(
     opened = reopen(
         run_dir, "cpu", source="rondo export", exact=True, allow_code=allow_code, allow_changed=allow_changed
     )
+    if client is not None and (reason := opened.not_its_own(client)) is not None:
+        raise ConfigError.at("--client", f"{reason}; leave it out")
     model = opened.assembly.model
+    if dtype is not None and not (merged or model.form == "merged"):
+        raise ConfigError.at("--dtype", "an adapter is kept in float32, which is small: add --merged, or leave it out")
     if model.form == "tensors":
         message = (
             "a network of one's own has no PEFT adapter; the tensors of its result are in the run's adapter folder"
@@ -76,6 +102,10 @@ def export(
         raise ConfigError.at("RUN_DIR", message)
     if merged:
         model = model.merged()
+    model.base_name, rounded = base_name, dtype not in (None, "float32")
+    opened.assembly.model.base_name = base_name
+    if rounded:
+        model.dtype = getattr(torch, str(dtype))
     (seen, base), error = opened.model(client), 0.0
     if rank is not None:
         seen, error = model.truncated(seen, base, rank)
@@ -85,6 +115,7 @@ def export(
     verification = None
     if verify:
         verification = model.verified(to, seen, base, opened.assembly.task, lambda: _some_rows(opened))
+        verification = replace(verification, tolerance=_TOLERANCES.get(str(dtype), verification.tolerance))
     return Exported(model.rank(seen, base), error, verification, notes)
 
 

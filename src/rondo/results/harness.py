@@ -62,7 +62,7 @@ def evaluate_by_harness(
         raise ConfigError.at("--client", "an adapter folder has one model; name the run directory instead")
     with tempfile.TemporaryDirectory(prefix="rondo-") as place:
         adapter = Path(place, "adapter")
-        export(path, adapter, client=client, **allowed)
+        export(path, adapter, client=client, allow_code=allow_code, allow_changed=allow_changed)
         return _results(adapter, tasks, folder, device, **allowed)
 
 

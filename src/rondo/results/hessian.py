@@ -28,7 +28,12 @@ _SOURCE = "rondo.hessian"
 
 @dataclass(frozen=True)
 class HessianSpectrum:
-    """The result of :func:`hessian`."""
+    """The result of :func:`hessian`.
+
+    >>> spectrum = rondo.hessian("runs/digits", rows=50, probes=1, steps=5)
+    >>> len(spectrum.eigenvalues), spectrum.stable_rank > 1
+    (5, True)
+    """
 
     size: int
     """Numbers that the network trains: H is (size, size)."""
@@ -78,6 +83,10 @@ def hessian(
 
     Raises :class:`ConfigError`, also for a network whose loss cannot be differentiated twice: low-rank factors in a
     model of transformers.
+
+    >>> spectrum = rondo.hessian("runs/digits", rows=50, probes=1, steps=5)
+    >>> spectrum.size
+    15010
     """
     for name, value in (("rows", rows), ("probes", probes), ("steps", steps)):
         if value is not None and value < 1:

@@ -50,6 +50,10 @@ def predict(
     conversation or the text greedily. A task of one's own gives the columns of its ``predicted``. Pictures of a folder
     have their ``file`` first. Weights are in the task's precision: float32, unless a task of one's own has
     another. Raises :class:`ConfigError`.
+
+    >>> predictions = rondo.predict("runs/digits", new_client)
+    >>> len(predictions), sorted(predictions[0])
+    (100, ['label', 'probability'])
     """
     target = find_device(device)
     if max_new_tokens < 1:

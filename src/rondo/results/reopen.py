@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rondo.algorithm import Client, Round
 from rondo.config import task_kinds as tasks
 from rondo.config.checks import check_code
@@ -43,6 +45,15 @@ class Reopened:
     def round(self) -> Round:
         """The round that would come next."""
         return self.assembly.round(self.point.aggregated)
+
+    def not_its_own(self, client: str) -> str | None:
+        """A sentence where the model of ``client`` is the newcomer's, tensor for tensor; None where it is its own.
+        Raises :class:`ConfigError` as :meth:`model` does."""
+        if not _equal(self.model(client), self.model(None)):
+            return None
+        if self.assembly.algorithm.traits.personal:
+            return f"client {client!r} has trained in no round that counts, so its model is the cold-start model"
+        return f"{self.assembly.config.algorithm.name} keeps nothing at its clients: {client!r} has the global model"
 
     def model(self, client: str | None) -> tuple[Params, Base]:
         """The tensors that the network sees, and the base's change, for a client by id, or for a newcomer. Raises
@@ -104,6 +115,18 @@ def reopen(
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError.at("RUN_DIR", f"its checkpoint cannot be read: {error}") from None
     return Reopened(assembly, directory, point, assembly.scorer(point.locals))
+
+
+def _equal(one: tuple[Params, Base], other: tuple[Params, Base]) -> bool:
+    """Whether two models have the same tensors and changes of the base, bit for bit."""
+    (seen, base), (seen_too, base_too) = one, other
+    if seen.keys() != seen_too.keys() or base.keys() != base_too.keys():
+        return False
+    pairs = [(seen[name], seen_too[name]) for name in seen]
+    for name, change in base.items():
+        factors, factors_too = change.factors(), base_too[name].factors()
+        pairs += [(factors.up, factors_too.up), (factors.down, factors_too.down)]
+    return all(torch.equal(a, b) for a, b in pairs)
 
 
 _PLACES = (

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rondo.config.load import located
 from rondo.config.schema import RunConfig
+from rondo.config.track import PACKAGES
 from rondo.errors import ConfigError, Problem
 from rondo.runs.given import Given
 from rondo.runs.storage import durable
@@ -29,6 +30,10 @@ _FILES = (
     "federation.json",
     "sites.json",
     "run.log",
+    "tracking.json",
+    *(f"track-{tracker}.log" for tracker in PACKAGES),
+    "tensorboard",
+    "wandb",
 )
 """Everything that a run writes."""
 

@@ -6,9 +6,8 @@ import hashlib
 import importlib.util
 import json
 import math
-import re
 import threading
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -32,11 +31,12 @@ from rondo.engine.crew import ByWorkers, Workers
 from rondo.engine.faults import Rehearsal, are_rehearsed, in_training
 from rondo.engine.scoring import Scorer
 from rondo.engine.server.ledger import Ledger
-from rondo.engine.server.masked_sum import fixed_point, masked_sum
+from rondo.engine.server.masked_sum import masked_sum
 from rondo.engine.server.ranks import client_ranks
 from rondo.engine.server.rounds import Server, first_state
 from rondo.engine.simulation import Crew, InProcess, Simulation
-from rondo.engine.transport import Transport
+from rondo.engine.sums import fixed_point
+from rondo.engine.transport import Phase, Transport
 from rondo.engine.wire.envelope import Identity
 from rondo.engine.wire.start import StartVersions
 from rondo.errors import ConfigError, Problem
@@ -49,8 +49,9 @@ from rondo.models.shortcuts.prefix import Prefix
 from rondo.params import Params, adapted_modules, head
 from rondo.process import computes
 from rondo.runs.collector import collector_paused
+from rondo.runs.device import find_device as find_device
 from rondo.runs.given import NOTHING, Given
-from rondo.runs.wrapping import make_algorithm, wrapped
+from rondo.runs.wrapping import compressed, make_algorithm, wrapped
 from rondo.tasks.make import task_class
 from rondo.tasks.task import Task
 
@@ -216,12 +217,14 @@ def assemble(
     labels: Sequence[str] | None = None,
     with_rows: bool = True,
     given: Given = NOTHING,
+    phase: Callable[[Phase], None] = lambda name: None,
 ) -> Assembly:
     """Load everything that ``config`` names and deal its rows.
 
     ``labels``: the labels of a run that is opened again.
     ``with_rows``: False leaves the data alone.
     ``given``: rows and a model in place of those that ``config`` names.
+    ``phase``: told of the work from now on.
 
     Raises :class:`ConfigError`. Faults are reported in this order: the algorithm's options, the data, the model's
     structure, its weights.
@@ -233,17 +236,23 @@ def assemble(
         target = find_device(device)
         if target.type == "cuda" and target.index is not None:
             torch.cuda.set_device(target)  # otherwise pinned memory would take up room on the first device
-        config, labels, dealt = _dealt(config, labels, given) if with_rows else (config, tuple(labels or ()), None)
+        config, labels, dealt = (
+            _dealt(config, labels, given, phase) if with_rows else (config, tuple(labels or ()), None)
+        )
+        phase("opening")
         outline = looked(config, algorithm, labels, given)
         config = config.model_copy(update={"task": outline.task.completed(config.task)})
         _check_structure(config, algorithm, outline, dealt)
         population = Population({}, (), {})
         if dealt is not None:
+            phase("tokenising")
             population = build(config, dealt, outline.task, labels)
+        phase("loading")
         model = outline.load(config, target)
         if dealt is not None:
             # Layers that the checkpoint lacks belong to the head and are not adapted: ranks are known only now.
-            ranks = client_ranks(config, algorithm, model.network.sites.values(), len(dealt.rows))
+            packed, sites = compressed(config.compression, algorithm), model.network.sites.values()
+            ranks = client_ranks(config, packed, sites, len(dealt.rows))
             if ranks is not None:
                 population = population.with_ranks(dict(zip(dealt.rows, ranks, strict=True)))
             del dealt  # torch.fx keeps the frames beneath its first import alive until the collector runs
@@ -255,6 +264,7 @@ def assemble(
             model.network.freeze_head()
         if config.train.checkpointing:
             model.network.recompute_layers()
+        phase("trying")
         with one_cohort(model.network):
             examples = population.sample(SAMPLE)
             try_out(config.model.name, model.network, outline.task, examples)
@@ -287,13 +297,17 @@ def deal(config: RunConfig, given: Given = NOTHING) -> tuple[Population, Task]:
         return build(config, dealt, outline.task, labels), outline.task
 
 
-def _dealt(config: RunConfig, labels: Sequence[str] | None, given: Given) -> tuple[RunConfig, tuple[str, ...], Dealt]:
+def _dealt(
+    config: RunConfig, labels: Sequence[str] | None, given: Given, phase: Callable[[Phase], None] = lambda name: None
+) -> tuple[RunConfig, tuple[str, ...], Dealt]:
     """``config`` with everything that its data know, the labels, and the rows, dealt. ``labels``: if they are known."""
+    phase("reading")
     source = load_source(config, given.train, given.test, given.clients)
+    phase("dealing")
     config = resolved(config, source)
-    own_names_needed = config.privacy.unit == "client" and data_source(config) not in BUILTINS
+    own_names_needed = config.privacy.unit is not None and data_source(config) not in BUILTINS
     if own_names_needed and config.task.labels is None and task_class(config.task.kind).classes:
-        message = "the classes would be those of the clients' rows, so a name could tell who took part: name them all"
+        message = "the classes would be those of the clients' rows, so a name tells of a row: name them all"
         raise ConfigError.at("task.labels", message)
     check_columns(config, source)
     labels = find_labels(config, source) if labels is None else tuple(labels)
@@ -314,7 +328,7 @@ def _check_structure(config: RunConfig, algorithm: Algorithm[Any], outline: Outl
     problems: list[Problem] = list(outline.problems)
     try:
         if dealt is not None and outline.sites:
-            client_ranks(config, algorithm, outline.sites, len(dealt.rows))
+            client_ranks(config, compressed(config.compression, algorithm), outline.sites, len(dealt.rows))
     except ConfigError as error:
         problems += error.problems
     if problems:
@@ -378,19 +392,3 @@ def _rounds_between_scores(config: RunConfig, population: Population) -> int:
         rows = train.local_steps * train.batch_size
     trained = 2 * rows * (config.clients.per_round or len(clients))
     return max(1, math.ceil(4 * len(population.test) / max(1, trained)))
-
-
-def find_device(name: str) -> torch.device:
-    """The device named "cpu", "cuda", "cuda:INDEX" or "mps" (Apple's GPU). "auto" is CUDA where there is any, else the
-    CPU. Raises :class:`ConfigError`."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if not re.fullmatch("cpu|cuda(:(0|[1-9][0-9]*))?|mps", name):
-        message = f"{name!r} is unknown; use auto, cpu, cuda, cuda:INDEX or mps"
-        raise ConfigError.at("--device", message, "rondo")
-    kind, _, index = name.partition(":")
-    if (kind == "cuda" and not torch.cuda.is_available()) or (kind == "mps" and not torch.backends.mps.is_available()):
-        raise ConfigError.at("--device", f"there is no {kind.upper()} device here; use auto or cpu", "rondo")
-    if index and int(index) >= (count := torch.cuda.device_count()):
-        raise ConfigError.at("--device", f"there is no {name} here; the last one is cuda:{count - 1}", "rondo")
-    return torch.device(name)

@@ -6,6 +6,7 @@ import threading
 from dataclasses import replace
 from typing import Any
 
+from rondo.algorithms.wrappers.compressed import Compressed
 from rondo.algorithms.wrappers.robust import Robust
 from rondo.algorithms.wrappers.server_optimizer import ServerStep
 from rondo.config.schema import AdmissionConfig, FaultsConfig
@@ -15,7 +16,7 @@ from rondo.runs.assemble import Assembly
 
 def local_only(assembly: Assembly, stop: threading.Event | None) -> dict[str, Any]:
     """Train each client alone, with the same algorithm and rounds: a federation of one, scored at its end. It has no
-    server, so no server optimizer, gate or faults.
+    server, so no server optimizer, compression, gate or faults.
 
     Returns scores as :func:`rondo.engine.scoring.spread` gives them: under "own" on the clients' own rows,
     under "test" on the common test set (None without one).
@@ -28,7 +29,7 @@ def local_only(assembly: Assembly, stop: threading.Event | None) -> dict[str, An
     no_faults = {"faults": FaultsConfig(), "admission": AdmissionConfig()}
     config = config.model_copy(update={"clients": clients, "evaluation": evaluation, **no_faults})
     algorithm = assembly.algorithm
-    while isinstance(algorithm, ServerStep | Robust):
+    while isinstance(algorithm, ServerStep | Robust | Compressed):
         algorithm = algorithm.algorithm
     own_scores: dict[str, Any] = {}
     test_scores: dict[str, Any] = {}

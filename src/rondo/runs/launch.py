@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.storage.durable import written
 from rondo.runs.storage.manifest import RESUME_ANYWAY, environment, must_equal, recorded
+from rondo.runs.tracking.observer import tracked
 from rondo.runs.watching.result import RunResult
 from rondo.runs.workers.places import KEYS
 from rondo.runs.wrapping import make_algorithm
@@ -66,10 +67,12 @@ def start(
     with locked(directory):
         prepare(directory)
         begin(directory, assembly, devices)
-        onlooker.observer.prepared(assembly.population.report)
-        runner = Runner(assembly.without_report(), first, directory, onlooker, workers=workers)
-        del assembly, first  # the first state is given up once the run has a later one
-        return runner.run()
+        with tracked(directory, assembly.config, onlooker.observer) as observer:
+            observer.prepared(assembly.population.report)
+            seen = replace(onlooker, observer=observer)
+            runner = Runner(assembly.without_report(), first, directory, seen, workers=workers)
+            del assembly, first  # the first state is given up once the run has a later one
+            return runner.run()
 
 
 def stopped(
@@ -178,11 +181,12 @@ def go_on(
     """
     first = assembly.start()
     prepare()
-    onlooker.observer.prepared(assembly.population.report)
-    lean = assembly.without_report()
-    runner = Runner(lean, first, directory, onlooker, resumed=True, past_skips=past_skips, workers=workers)
-    del assembly, first, lean
-    return runner.run()
+    with tracked(directory, assembly.config, onlooker.observer) as observer:
+        observer.prepared(assembly.population.report)
+        lean, seen = assembly.without_report(), replace(onlooker, observer=observer)
+        runner = Runner(lean, first, directory, seen, resumed=True, past_skips=past_skips, workers=workers)
+        del assembly, first, lean
+        return runner.run()
 
 
 def finished(directory: RunDirectory) -> RunResult:

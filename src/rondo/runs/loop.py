@@ -8,14 +8,16 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from rondo.engine.client.memory import freed_memory_kept
 from rondo.engine.crew import Workers
+from rondo.engine.server.masked_sum import MaskedSum
 from rondo.engine.transport import Observer
 from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested, visible
 from rondo.models.kernels.out_of_memory import is_out_of_memory
@@ -24,7 +26,7 @@ from rondo.report.summary import best_so_far, guarantee_line, totals
 from rondo.runs.assemble import Assembly, Federation, Start
 from rondo.runs.baseline import local_only
 from rondo.runs.card import Facts, card, save
-from rondo.runs.private import private_sum
+from rondo.runs.private import account_of_shares, private_sum, spend
 from rondo.runs.samples import answered, sample_scores, samples
 from rondo.runs.storage import checkpoint, durable
 from rondo.runs.storage.checkpoint import Checkpoint
@@ -113,14 +115,22 @@ class Runner:
         start, self.start = self.start, None
         assert start is not None
         self.private = private_sum(self.config, len(self.assembly.population.members), self.directory)
+        shares = account_of_shares(self.config, self.directory)
+        self.account = shares if shares is not None else self.private
         point = self._newest_checkpoint(start.state) if self.resumed else None
         self.kept = point.locals if point is not None else Kept(self.directory.checkpoint)
         self.federation = self.assembly.federation(start, self.kept, self.onlooker.stop, self.workers)
         if self.private is not None:
             self.federation.server.sum = self.private
+        elif shares is not None and isinstance(self.federation.server.sum, MaskedSum):
+            kept = partial(spend, shares, self.directory)
+            self.federation.server.sum = replace(self.federation.server.sum, spend=kept)
         if point is not None:
             with written(self.directory.path):
                 self._take_up(point, self.federation)
+        elif self.account is None and self.federation.server.exhausted(0):
+            message = f"{self.config.privacy.budget:g}, and the first round takes more: raise it, or privacy.noise"
+            raise ConfigError.at("privacy.budget", message)
 
     def _rounds(self) -> None:
         if self.done == 0 and "before" not in self.scores:
@@ -139,7 +149,7 @@ class Runner:
         """Whether ``patience`` or ``privacy.budget`` ends the run after ``rounds`` rounds, before its last."""
         best, patience = self.scores.get("best"), self.config.evaluation.patience
         over = patience > 0 and best is not None and best["scores_since"] >= patience
-        spent = self.private is not None and self.private.exhausted
+        spent = self.account.exhausted if self.account is not None else self.federation.server.exhausted(rounds)
         return (over or spent) and rounds < self.config.rounds
 
     def _newest_checkpoint(self, first: Any) -> Checkpoint | None:
@@ -187,9 +197,11 @@ class Runner:
         self.observer.phase("training")
         record = server.run_round(attempt, self.observer)
         done = attempt + 1
-        if self.private is not None:
+        if self.account is not None:
             valid = self.config.privacy.debug_seed is None
-            record |= {"epsilon": self.private.epsilon(), "epsilon_valid": valid}
+            record |= {"epsilon": self.account.epsilon(), "epsilon_valid": valid}
+            if self.private is not None and self.config.privacy.clip == "adaptive":
+                record["clip"] = self.private.clip(attempt)
         self._note_guarantee(record)
         measures = self.scores["measures"]
         record["measures"] = self._measures(done, measures["after"])
@@ -210,7 +222,9 @@ class Runner:
         """Note what differential privacy there is after the round of ``record``, if any."""
         privacy = self.config.privacy
         if privacy.unit is not None:
-            keys = ("unit", "adversary", "delta", "clip", "noise", "budget")
+            keys = ["unit", "adversary", "delta", "clip", "noise", "budget"]
+            if self.config.shares_noise:
+                keys.append("colluding")
             spent = {key: record[key] for key in ("epsilon", "epsilon_valid")}
             self.guarantee = {**spent, **{key: getattr(privacy, key) for key in keys}}
 
@@ -275,9 +289,11 @@ class Runner:
         return answered(self.assembly, self.federation.scorer, server.state, server.round(rounds))
 
     def _measures(self, rounds: int, before: Mapping[str, float]) -> dict[str, float]:
-        """The task's numbers about the server's model after ``rounds`` rounds. ``before``: those before the last."""
+        """The task's numbers about the server's model after ``rounds`` rounds, and the method's about its aggregation.
+        ``before``: those before the last."""
         server, scorer = self.federation.server, self.federation.scorer
-        return self.task.measures(lambda: scorer.newcomer(server.state, server.round(rounds)), before)
+        of_model = self.task.measures(lambda: scorer.newcomer(server.state, server.round(rounds)), before)
+        return {**of_model, **server.algorithm.measures(server.state)}
 
     def _write_adapter(self, folder: Path, rounds: int, scores: Mapping[str, Any], *notes: str) -> None:
         server, model, facts = self.federation.server, self.assembly.model, self.facts

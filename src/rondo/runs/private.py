@@ -1,52 +1,91 @@
 """The secrets and the account of a run with client-level differential privacy, in its directory.
 
 ``privacy.key`` has the key of sampling and noise, readable by its owner alone; it is in no letter, no result and no
-manifest. ``privacy.json`` lists every sum that was given noise, and is only ever added to: a run that goes back to an
-earlier checkpoint still knows what may have been seen.
+manifest. Where sites add the noise, there is none. ``privacy.json`` lists every sum with noise, and each attempt's clip
+where it is adaptive. Sums are only ever added: a run that goes back to an earlier checkpoint still knows what may have
+been seen.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rondo.config.schema import RunConfig
-from rondo.engine.server.private_sum import PrivateSum, Releases
+from rondo.engine.server.account import Account, Releases
+from rondo.engine.server.private_sum import Clips, PrivateSum
 from rondo.errors import ConfigError
 from rondo.privacy.noise import KEY_BYTES
+from rondo.privacy.noise_share import epsilon_of_shares
 from rondo.runs.storage.directory import RunDirectory
+from rondo.runs.storage.durable import BINARY
 
 _KEY, _RELEASES = "privacy.key", "privacy.json"
 
 
 def private_sum(config: RunConfig, population: int, directory: RunDirectory) -> PrivateSum | None:
-    """The sum of a run with ``privacy.unit = "client"``, with what was published before; None for other runs. Raises
+    """The sum of a run whose server adds noise to it, with what was published before; None for other runs. Raises
     :class:`ConfigError` where the budget does not allow a round, or a file of the directory is missing or damaged."""
-    if config.privacy.unit != "client":
+    if config.privacy.unit != "client" or config.shares_noise:
         return None
     begun = (directory.path / _RELEASES).is_file()
-    releases: Releases = {}
-    if begun:
-        content = directory.read(_RELEASES)
-        try:
-            releases = {int(attempt): [str(digest) for digest in sums] for attempt, sums in content["sums"].items()}
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise ConfigError.at("RUN_DIR", f"{_RELEASES} is no account of sums: the run cannot go on") from None
-
-    def keep(now: Mapping[int, Sequence[str]]) -> None:
-        directory.write(_RELEASES, {"sums": {str(attempt): list(sums) for attempt, sums in now.items()}})
-
+    releases, clips = _read(directory) if begun else ({}, {})
     key = _key(config, directory.path / _KEY, begun=begun)
-    private = PrivateSum(config, population, key, releases, keep)
-    if not releases and private.exhausted:
-        budget, first = config.privacy.budget, private.epsilon(1)
+    private = PrivateSum(config, population, key, releases, partial(_keep, directory), clips)
+    _must_allow(config, private, releases)
+    if not begun:
+        _keep(directory, releases, clips)
+    return private
+
+
+def account_of_shares(config: RunConfig, directory: RunDirectory) -> Account | None:
+    """The account of a run whose sites add the noise, with the sums that were opened before; None for other runs.
+    Raises :class:`ConfigError` as :func:`private_sum` does, and where rounds were recorded without an account."""
+    privacy, begun = config.privacy, (directory.path / _RELEASES).is_file()
+    if not config.shares_noise:
+        return None
+    assert privacy.noise is not None
+    assert privacy.delta is not None
+    if not begun and directory.metrics.is_file() and directory.metrics.stat().st_size:
+        raise ConfigError.at("RUN_DIR", f"{_RELEASES} is missing: nobody knows what was opened, so start another run")
+    releases = _read(directory)[0] if begun else {}
+    account = Account(partial(epsilon_of_shares, privacy.noise, delta=privacy.delta), privacy.budget, releases)
+    _must_allow(config, account, releases)
+    _keep(directory, releases, {})
+    return account
+
+
+def spend(account: Account, directory: RunDirectory, attempt: int, digest: str) -> None:
+    """Note a sum that was opened, in the file too, before anything is made of it."""
+    if account.spend(attempt, digest):
+        _keep(directory, account.releases, {})
+
+
+def _must_allow(config: RunConfig, account: Account | PrivateSum, releases: Releases) -> None:
+    if not releases and account.exhausted:
+        budget, first = config.privacy.budget, account.epsilon(1)
         message = f"{budget:g}, and the first round takes {first:.3g}: raise it, or privacy.noise"
         raise ConfigError.at("privacy.budget", message)
-    if not begun:
-        keep(releases)
-    return private
+
+
+def _read(directory: RunDirectory) -> tuple[Releases, Clips]:
+    content = directory.read(_RELEASES)
+    try:
+        clips = {int(attempt): float(clip) for attempt, clip in content.get("clips", {}).items()}
+        releases = {int(attempt): [str(digest) for digest in sums] for attempt, sums in content["sums"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise ConfigError.at("RUN_DIR", f"{_RELEASES} is no account of sums: the run cannot go on") from None
+    return releases, clips
+
+
+def _keep(directory: RunDirectory, releases: Releases, clips: Clips) -> None:
+    content: dict[str, Any] = {"sums": {str(attempt): list(sums) for attempt, sums in releases.items()}}
+    if clips:
+        content["clips"] = {str(attempt): clip for attempt, clip in clips.items()}
+    directory.write(_RELEASES, content)
 
 
 def _key(config: RunConfig, path: Path, *, begun: bool) -> bytes:
@@ -63,7 +102,7 @@ def _key(config: RunConfig, path: Path, *, begun: bool) -> bytes:
         raise ConfigError.at("RUN_DIR", message)
     key = os.urandom(KEY_BYTES)
     path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, 0o600), "wb") as file:
         file.write(key)
         file.flush()
         os.fsync(file.fileno())

@@ -24,8 +24,8 @@ from rondo.runs.loop import Onlooker
 from rondo.runs.samples import check_samples
 from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.storage.manifest import must_equal, rows_of
+from rondo.runs.watching.logger import logged
 from rondo.runs.watching.notebook import in_notebook, notebook_progress
-from rondo.runs.watching.progress import Quiet
 from rondo.runs.watching.result import RunResult
 from rondo.runs.workers.places import devices_of, set_to_work, workers_of
 from rondo.runs.workers.ray import RayWorkers
@@ -61,7 +61,8 @@ def run(
     client's model is then scored on its own test rows.
     ``model``, ``tokenizer``: a model of transformers in place of ``model.name``. It is not changed: the run takes a
     copy that shares its memory, save for weights in other types than float32 or on other devices.
-    ``observer``: told of the run's progress. In a notebook, None shows progress bars.
+    ``observer``: told of the run's progress. With None, a notebook shows progress bars, and elsewhere the logger
+    ``rondo`` has a line per phase and per round (:mod:`rondo.runs.watching.logger`).
     ``stop``: set it, from a signal handler or another thread, to end the run after its current step.
     ``resume``: where ``run_dir`` holds a run of the same configuration, go on with it as :func:`resume` does, and take
     its result if it is finished: a notebook's cell can be run again. It may have more ``rounds`` now.
@@ -71,6 +72,11 @@ def run(
     Every round is committed to the disk before the next one starts, and :func:`resume` continues after the last one.
     Raises :class:`ConfigError` for anything that the user must fix, before training starts; :class:`RunStopped` if
     three rounds in a row are skipped or the disk cannot be written; :class:`RunInterrupted` after ``stop``.
+
+    >>> result = rondo.run(digits, sets=["train.lr=0.05"], run_dir="runs/slower")
+    >>> result.run_dir.name
+    'slower'
+    >>> result = rondo.run(digits, sets=["train.lr=0.05"], run_dir="runs/slower", resume=True)  # read again
     """
     began = time.perf_counter()
     given = Given(train, test, clients, model, tokenizer)
@@ -94,11 +100,10 @@ def run(
         )
     again.check_free(run_dir, overwrite=overwrite)
     with _watching(observer, settings) as observer, workers_of(settings, device) as workers:
-        observer.phase("loading")
         onlooker, devices = Onlooker(observer, stop, began), devices_of(workers, settings)
         # No name holds the run here: its report on its rows is given up once it is written.
         return launch.start(
-            _new(settings, device, given, workers),
+            _new(settings, device, given, workers, observer),
             run_dir,
             onlooker,
             workers=workers,
@@ -139,6 +144,10 @@ def resume(
     after skipped rounds stops again, and goes on with ``allow_nondeterministic``. A finished run without more
     ``rounds`` is left as it is. Rows and a model that :func:`run` was given are given again. Raises as :func:`run`
     does.
+
+    >>> result = rondo.run(digits, run_dir="runs/longer")
+    >>> len(rondo.resume("runs/longer", sets=["rounds=3"]).history)  # one round more
+    3
     """
     began = time.perf_counter()
     directory = RunDirectory.open(run_dir)
@@ -157,10 +166,14 @@ def resume(
         )
         given = Given(train, test, clients, model, tokenizer)
         with _watching(observer, run.config) as observer, workers_of(run.config, run.device) as workers:
-            observer.phase("loading")
             onlooker, whatever = Onlooker(observer, stop, began), allow_nondeterministic
+            # No name holds the assembly here, as in a new run.
             return launch.go_on(
-                _same(run, given, workers, whatever=whatever), directory, onlooker, past_skips=whatever, workers=workers
+                _same(run, given, workers, observer, whatever=whatever),
+                directory,
+                onlooker,
+                past_skips=whatever,
+                workers=workers,
             )
 
 
@@ -168,9 +181,9 @@ _resume = resume
 """By another name where an argument is called so."""
 
 
-def _new(config: RunConfig, device: str, given: Given, workers: RayWorkers | None) -> Assembly:
+def _new(config: RunConfig, device: str, given: Given, workers: RayWorkers | None, observer: Observer) -> Assembly:
     """A new run, which the workers begin to load."""
-    assembly = assemble(config, device, given=given)
+    assembly = assemble(config, device, given=given, phase=observer.phase)
     check_samples(assembly)
     # From here on paths are absolute, because a stored configuration is read in any working directory.
     assembly = replace(assembly, config=located(assembly.config))
@@ -178,10 +191,10 @@ def _new(config: RunConfig, device: str, given: Given, workers: RayWorkers | Non
     return assembly
 
 
-def _same(run: Stopped, given: Given, workers: RayWorkers | None, *, whatever: bool) -> Assembly:
+def _same(run: Stopped, given: Given, workers: RayWorkers | None, observer: Observer, *, whatever: bool) -> Assembly:
     """The run that was stopped, which the workers begin to load; from here on it has its new number of rounds. Raises
     :class:`ConfigError` with every difference, unless ``whatever``."""
-    assembly = assemble(run.config, run.device, given=given)
+    assembly = assemble(run.config, run.device, given=given, phase=observer.phase)
     before = {**run.manifest, "partition": rows_of(run.directory.read("partition.json"))}
     now = launch.manifest(assembly, devices_of(workers, run.config))
     must_equal(before, {**now, "partition": rows_of(assembly.population.report)}, whatever=whatever)
@@ -192,9 +205,12 @@ def _same(run: Stopped, given: Given, workers: RayWorkers | None, *, whatever: b
 
 @contextmanager
 def _watching(observer: Observer | None, config: RunConfig) -> Iterator[Observer]:
-    """``observer``, or without one progress bars in a notebook."""
+    """``observer``, or without one progress bars in a notebook, and lines to the logger elsewhere."""
     if observer is None and in_notebook():
         with notebook_progress(f"{config.algorithm.name}, seed {config.seed}", config.rounds) as shown:
             yield shown
+    elif observer is None:
+        with logged(config.rounds) as shown:
+            yield shown
     else:
-        yield observer or Quiet()
+        yield observer

@@ -9,11 +9,13 @@ from rondo import algorithms
 from rondo.algorithm import Algorithm, HeadPolicy
 from rondo.algorithms.compatible import Option, refused
 from rondo.algorithms.table import RULES
+from rondo.algorithms.wrappers.compressed import Compressed, Packing, Rounding, TopK
 from rondo.algorithms.wrappers.local import Local
 from rondo.algorithms.wrappers.robust import MEANS, Robust
 from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS, ServerOptimizer, ServerStep
 from rondo.algorithms.wrappers.shared_head import SharedHead
 from rondo.config.checks import data_source
+from rondo.config.compression import CompressionConfig
 from rondo.config.inputs import LINEAR
 from rondo.config.schema import RunConfig, ServerConfig
 from rondo.errors import ConfigError, Problem
@@ -51,11 +53,20 @@ def wrapped(
     _must_divide(config, algorithm, policy, initial)
     local_buffers = config.model.buffers == "local" and any(map(buffer, initial))
     algorithm = with_policies(algorithm, policy, local_buffers=local_buffers)
+    algorithm = compressed(config.compression, algorithm)
     if config.server.optimizer != "none":
         algorithm = ServerStep(algorithm, _server_optimizer(config.server))
     if config.robust.rule != "none":
         algorithm = Robust(algorithm, config.robust.rule, config.robust.byzantine)
     return algorithm, policy, initial
+
+
+def compressed(config: CompressionConfig, algorithm: Algorithm[Any]) -> Algorithm[Any]:
+    """``algorithm`` with the uploads that ``config`` asks for."""
+    if config.kind == "none":
+        return algorithm
+    packing: Packing = Rounding(config.bits or 8) if config.kind == "rounding" else TopK(config.keep or 0.1)
+    return Compressed(algorithm, packing)
 
 
 def with_policies(
@@ -116,18 +127,15 @@ def _asked(config: RunConfig) -> Iterator[tuple[Option, str, str]]:
     if config.server.optimizer != "none":
         yield "server optimizer", "server.optimizer", otherwise
     privacy = config.privacy
-    if privacy.secure_aggregation:
-        yield (
-            "secure aggregation",
-            "privacy.secure_aggregation",
-            "remove it, or take another method (rondo list --compat)",
-        )
-    if privacy.unit is not None:
-        yield (
-            "client DP" if privacy.unit == "client" else "example DP",
-            "privacy.unit",
-            "remove it, or take another method (rondo list --compat)",
-        )
+    elsewhere = "remove it, or take another method (rondo list --compat)"
+    if config.shares_noise:
+        yield "client DP, masked", "privacy.unit", elsewhere
+    elif privacy.unit is not None:
+        yield "client DP" if privacy.unit == "client" else "example DP", "privacy.unit", elsewhere
+    if privacy.secure_aggregation and not config.shares_noise:
+        yield "secure aggregation", "privacy.secure_aggregation", elsewhere
+    if config.compression.kind != "none":
+        yield config.compression.kind, "compression.kind", otherwise
     if config.model.head == "local":
         yield "local head", "model.head", 'set it to "shared", or take another method (rondo list --compat)'
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -32,29 +32,38 @@ class ClassTask(Task):
     """The class whose F1 ``f1`` is. None: the class 1 of 0 and 1, as in GLUE and scikit-learn, else the mean over all
     classes, since neither the alphabet nor the order of the rows says which of two is sought."""
 
-    def seeking(self, positive: str) -> Self:
-        """This task with another :attr:`positive` class. Raises :class:`ConfigError` if there is no such class."""
-        if positive not in self.labels:
+    average: str | None = None
+    """The mean over classes that ``f1`` is, "macro" or "weighted" by rows; None: see :attr:`positive`."""
+    per_class: bool = False
+    """Whether the F1 of each class is a score too."""
+
+    def scored_by(self, positive: str | None, average: str | None, *, per_class: bool) -> Self:
+        """This task with another :attr:`positive` class, :attr:`average` and :attr:`per_class`. Raises
+        :class:`ConfigError` if there is no such class."""
+        if positive is not None and positive not in self.labels:
             near = difflib.get_close_matches(positive, self.labels, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(self.labels[:10])}"
             raise ConfigError.at("evaluation.positive", f"no class {positive!r}; {hint}")
         task = copy.copy(self)
-        task.positive = positive
+        task.positive, task.average, task.per_class = positive, average, per_class
         return task
 
     @property
     def titles(self) -> Mapping[str, str]:
         """See :attr:`rondo.tasks.task.Task.titles`: the class or the classes whose F1 ``f1`` is."""
+        each = {_f1_of(name): _f1_of(_short(name)) for name in self.labels} if self.per_class else {}
         place = self._positive
         if place is not None:
-            return {"f1": f"f1 ({_short(self.labels[place])})"}
+            return {"f1": f"f1 ({_short(self.labels[place])})", **each}
         classes = f" ({', '.join(map(_short, self.labels))})" if len(self.labels) == 2 else ""
-        return {"f1": f"macro f1{classes}"}
+        return {"f1": f"{self.average or 'macro'} f1{classes}", **each}
 
     @property
     def _positive(self) -> int | None:
         """The number of the class whose F1 is wanted; None: of all."""
-        name = "1" if self.positive is None and set(self.labels) == {"0", "1"} else self.positive
+        name = self.positive
+        if name is None and self.average is None and set(self.labels) == {"0", "1"}:
+            name = "1"
         return None if name is None else self.labels.index(name)
 
     def loss(self, logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
@@ -74,7 +83,12 @@ class ClassTask(Task):
 
     def tally(self) -> ClassTally:
         """See :meth:`rondo.tasks.task.Task.tally`."""
-        return ClassTally(len(self.labels), self._positive)
+        named = self.labels if self.per_class else ()
+        return ClassTally(len(self.labels), self._positive, weighted=self.average == "weighted", named=named)
+
+
+def _f1_of(name: str) -> str:
+    return f"f1 of {name}"
 
 
 def _short(name: str) -> str:
@@ -84,10 +98,13 @@ def _short(name: str) -> str:
 class ClassTally:
     """A :class:`rondo.tasks.task.Tally` of accuracy, F1, Matthews correlation, the area under the ROC curve and loss.
     Logits are (rows, ``classes``) and the target is ``labels`` (rows,). F1 is that of class ``positive``; without one,
-    the mean over the classes that occur or were predicted."""
+    the mean over the classes that occur or were predicted, ``weighted`` by their rows or not. The classes ``named``,
+    all or none, have the score of each too."""
 
-    def __init__(self, classes: int, positive: int | None) -> None:
-        self.classes, self.positive = classes, positive
+    def __init__(
+        self, classes: int, positive: int | None, *, weighted: bool = False, named: Sequence[str] = ()
+    ) -> None:
+        self.classes, self.positive, self.weighted, self.named = classes, positive, weighted, named
         self.true: list[int] = []
         self.predicted: list[int] = []
         self.logits: list[Tensor] = []
@@ -105,7 +122,8 @@ class ClassTally:
         """See :class:`rondo.tasks.task.Tally`."""
         count = len(self.true)
         if count == 0:
-            return {"accuracy": None, "f1": None, "matthews": None, "auc": None, "loss": None, "examples": 0}
+            none = dict.fromkeys(("accuracy", "f1", "matthews", "auc", "loss", *map(_f1_of, self.named)))
+            return {**none, "examples": 0}
         # counts[t, p]: examples of class t predicted as class p.
         pairs = torch.tensor(self.true) * self.classes + torch.tensor(self.predicted)
         counts = torch.bincount(pairs, minlength=self.classes**2).view(self.classes, -1).double()
@@ -113,22 +131,27 @@ class ClassTally:
         varied = len(set(self.true)) > 1
         return {
             "accuracy": float(counts.trace()) / count,
-            "f1": _f1(counts, self.positive) if varied else None,
+            "f1": _f1(counts, self.positive, weighted=self.weighted) if varied else None,
             "matthews": _matthews(counts) if varied else None,
             "auc": auc(torch.cat(self.logits), torch.tensor(self.true)),
             "loss": self.loss / count,
+            **{_f1_of(name): _f1(counts, place) if varied else None for place, name in enumerate(self.named)},
             "examples": count,
         }
 
 
-def _f1(counts: Tensor, positive: int | None) -> float | None:
+def _f1(counts: Tensor, positive: int | None, *, weighted: bool = False) -> float | None:
     """F1 of class ``positive``, None if it neither occurs nor was predicted; without one, the mean over all classes
-    that occur or were predicted."""
+    that occur or were predicted, ``weighted`` by their rows or not (scikit-learn's averages)."""
     occurrences = counts.sum(0) + counts.sum(1)
     if positive is not None:
         return float(2 * counts[positive, positive] / occurrences[positive]) if occurrences[positive] > 0 else None
     present = occurrences > 0
-    return float((2 * counts.diag()[present] / occurrences[present]).mean())
+    each = 2 * counts.diag()[present] / occurrences[present]
+    if weighted:
+        rows = counts.sum(1)[present]
+        return float((each * rows).sum() / rows.sum())
+    return float(each.mean())
 
 
 def auc(logits: Tensor, true: Tensor) -> float | None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from rondo import own_code
 from rondo.config.schema import RunConfig
-from rondo.config.task_kinds import TABLE
-from rondo.errors import ConfigError
+from rondo.config.task_kinds import CLASS_KEYS, TABLE
+from rondo.errors import ConfigError, Problem
 from rondo.tasks.class_scores import ClassTask
 from rondo.tasks.task import Task
 
@@ -28,12 +28,14 @@ def task_class(kind: str) -> type[Task]:
 def make(config: RunConfig, tokenizer: Any, labels: Sequence[str]) -> Task:
     """The task of a run (:meth:`rondo.tasks.task.Task.of`), with the metric and the class that ``config`` names for
     its scores. Raises :class:`rondo.errors.ConfigError` if its class cannot be loaded, and for an unknown class."""
-    kind, metric, positive = config.task.kind, config.task.metric, config.evaluation.positive
+    kind, metric, asked = config.task.kind, config.task.metric, config.evaluation
     task = task_class(kind).of(config.task, tokenizer, labels)
     if metric is not None:
         task = task.judged_by(metric, higher_is_better=TABLE[kind].metrics[metric])
-    if positive is None:
-        return task
-    if not isinstance(task, ClassTask):
-        raise ConfigError.at("evaluation.positive", f"{kind!r} scores no classes as Rondo's tasks do: remove it")
-    return task.seeking(positive)
+    keys = [key for key in CLASS_KEYS if getattr(asked, key)]
+    if keys and not isinstance(task, ClassTask):
+        message = f"{kind!r} scores no classes as Rondo's tasks do: remove it"
+        raise ConfigError([Problem(f"evaluation.{key}", message) for key in keys])
+    if isinstance(task, ClassTask) and keys:
+        return task.scored_by(asked.positive, asked.f1, per_class=asked.per_class)
+    return task

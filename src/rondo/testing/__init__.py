@@ -7,8 +7,11 @@ The laws train with :class:`SgdTrainer` on :class:`TwoLayers`, for methods that 
 
 from __future__ import annotations
 
+import inspect
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rondo.algorithm import Algorithm
@@ -26,11 +29,21 @@ class LawResult:
 
     ``outcome``: "passed", "failed" or "not applicable".
     ``detail``: the measurement, or the reason.
+    ``error``: the exception that ended the law, in a line; empty without one.
+    ``place``: the line of the method's own file that it came from: file, line, function and code.
+
+    >>> from rondo import algorithms
+    >>> from rondo.testing import check_algorithm
+    >>> result = check_algorithm(algorithms.get("ffa-lora"), seeds=[0])[0]
+    >>> result.law, result.outcome, result.detail
+    ('form', 'passed', 'A (r, in), B (out, r)')
     """
 
     law: str
     outcome: str
     detail: str = ""
+    error: str = ""
+    place: str = ""
 
 
 def check_algorithm(
@@ -48,6 +61,14 @@ def check_algorithm(
 
     A law that raises anything but :class:`NotApplicable` has failed. Raises ValueError without a seed, since nothing
     would be checked.
+
+    >>> from rondo import algorithms
+    >>> from rondo.testing import check_algorithm
+    >>> results = check_algorithm(algorithms.get("fedit"), seeds=[0])
+    >>> [result.law for result in results if result.outcome == "failed"]
+    []
+    >>> {result.law: result.detail for result in results}["exactness"]
+    'the algorithm does not claim to be exact'
     """
     if not seeds:
         raise ValueError("no seeds: nothing would be checked")
@@ -69,5 +90,18 @@ def _check(name: str, law: Law, algorithm: Algorithm[Any], seeds: Sequence[int])
             except LawBroken as broken:
                 return LawResult(name, "failed", f"{broken} {where}")
             except Exception as error:  # an exception in a third party's code is a finding, not a crash of ours
-                return LawResult(name, "failed", f"{type(error).__name__}: {error} {where}")
+                text = " ".join(f"{type(error).__name__}: {error}".split())
+                return LawResult(name, "failed", f"{text} {where}", text, _place(error, algorithm))
     return LawResult(name, outcome, detail if outcome == "passed" else reason)
+
+
+def _place(error: Exception, algorithm: Algorithm[Any]) -> str:
+    """The innermost line of the file of ``algorithm`` that ``error`` went through; empty if there is none."""
+    try:
+        own = Path(inspect.getfile(type(algorithm))).resolve()
+    except (OSError, TypeError):  # a class that is in no file
+        return ""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if Path(frame.filename).resolve() == own:
+            return f"{own.name}, line {frame.lineno}, in {frame.name}: {frame.line}"
+    return ""

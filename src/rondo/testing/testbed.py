@@ -45,7 +45,17 @@ class NetworkLoss(Protocol):
 @dataclass
 class SgdTrainer(Trainer):
     """A trainer that takes ``steps`` full-batch gradient steps for each client, unless ``fit``
-    is told otherwise. With 0, no fit takes a step, whatever it is told."""
+    is told otherwise. With 0, no fit takes a step, whatever it is told.
+
+    >>> from rondo.algorithm import Round
+    >>> from rondo.params import add_client_axis
+    >>> from rondo.testing import SgdTrainer, TwoLayers
+    >>> problem = TwoLayers.make(seed=0)  # three clients
+    >>> trainer = SgdTrainer(problem.clients, Round(0, 1, seed=0, population=3), problem.loss)
+    >>> fit = trainer.fit(add_client_axis(problem.params, size=3), steps=50)
+    >>> bool((fit.loss < trainer.fit(add_client_axis(problem.params, size=3), steps=1).loss).all())
+    True
+    """
 
     clients: tuple[Client, ...]
     round: Round
@@ -201,6 +211,13 @@ class TwoLayers:
     Each client draws its data from its own map, so that averaging is not trivial. With whole tensors beside the
     factors, W2 has a bias (7,), and the first layer's output is centred by its mean over the batch, of which a
     statistic (7,) is kept.
+
+    >>> from rondo.testing import TwoLayers
+    >>> problem = TwoLayers.make(seed=0, rank=2)
+    >>> {name: tuple(tensor.shape) for name, tensor in problem.params.items()}
+    {'first.A': (2, 5), 'first.B': (7, 2), 'second.A': (2, 7), 'second.B': (7, 2), 'head:out.weight': (3, 7)}
+    >>> [(client.id, client.num_examples) for client in problem.clients]
+    [('client-0', 4), ('client-1', 7), ('client-2', 10)]
     """
 
     weights: Mapping[str, Weight]
@@ -247,7 +264,12 @@ class TwoLayers:
 @dataclass(frozen=True)
 class WholeLayers:
     """The network of :class:`TwoLayers` without factors: W1, W2, the bias and the head are trained as they are, and
-    the statistic is kept."""
+    the statistic is kept.
+
+    >>> from rondo.testing import WholeLayers
+    >>> list(WholeLayers.make(seed=0).params)
+    ['first.weight', 'buffer:first.mean', 'second.weight', 'second.bias', 'head:out.weight']
+    """
 
     params: Params
     data: Data

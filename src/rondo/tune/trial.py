@@ -44,6 +44,8 @@ class Trial:
     ``point``: the values that it tries, by key path.
     ``is_tuning``: whether it only helps to choose a point of a grid.
     ``held_out``: whether its score is that of the rows held out of the training rows.
+
+    Raises :class:`ConfigError` where such a score is never taken.
     """
 
     arm: str
@@ -53,6 +55,14 @@ class Trial:
     point: Point = field(default_factory=dict)
     is_tuning: bool = False
     held_out: bool = False
+
+    def __post_init__(self) -> None:
+        if self.held_out and self.config.privacy.adversary is not None:
+            message = (
+                "under [privacy] no scores of clients' rows are taken, so that no trial has one on rows held out; "
+                "search without [privacy], or by the test rows: rondo compare --vary, or held_out = 0 of an entry"
+            )
+            raise ConfigError.at("privacy.adversary", message)
 
     def __str__(self) -> str:
         values = [f"{key}={value}" for key, value in self.point.items()] if self.is_tuning else []
@@ -173,9 +183,12 @@ class Runs:
         return self.has_stopped(trial) or RunDirectory(trial.folder).finished
 
     def make(self, trial: Trial, device: str, observer: Observer | None, stop: threading.Event | None) -> None:
-        """Make a run, or go on with it. One that cannot finish is noted, and counts with its last score."""
+        """Make a run, or go on with it. One that cannot finish is noted, and counts with its last score. Without an
+        observer nothing is said of its rounds: a search has hundreds of runs."""
         from rondo.runs import runner
+        from rondo.runs.watching.progress import Quiet
 
+        observer = observer or Quiet()
         try:
             if (trial.folder / "manifest.json").is_file():
                 runner.resume(trial.folder, device=device, allow_code=True, observer=observer, stop=stop)

@@ -68,6 +68,7 @@ def test_another_seed_gives_other_rows(made: Homes) -> None:
     assert drawn(1).train != made.train
 
 
+@pytest.mark.slow
 def test_templates_are_split_before_sentences_are_drawn(made: Homes) -> None:
     train, test = template_split(0)
     assert tuple(sorted(train)) == tuple(sorted(test)) == made.intents
@@ -79,6 +80,7 @@ def test_templates_are_split_before_sentences_are_drawn(made: Homes) -> None:
     assert 0.2 <= held / (held + kept) <= 0.25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_every_sentence_occurs_once_with_one_intent(made: Homes, seed: int) -> None:
     said = Counter(row["text"].casefold() for row in drawn(seed).train + drawn(seed).test)
@@ -95,6 +97,7 @@ def test_sentences_are_plain_text(made: Homes, seed: int) -> None:
         assert " the the " not in f" {text} "
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clients", [1, 5, 12, 40])
 def test_every_home_and_every_intent_has_rows(made: Homes, clients: int) -> None:
     dealt = made if clients == 12 else homes(3, clients=clients)

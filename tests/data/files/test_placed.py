@@ -68,7 +68,7 @@ def test_rows_of_shards_are_in_their_own_file() -> None:
 def test_rows_of_tables_are_named_as_a_program_indexes_them() -> None:
     assert rows_of(ROWS, "train").places(3) == "train[3]"  # type: ignore[attr-defined]
     assert rows_of(pandas.DataFrame(ROWS), "clients['a']").places(3) == "clients['a'].iloc[3]"  # type: ignore[attr-defined]
-    assert rows_of(ROWS, "--data").places(3) == "row 3 (counted from 0)"  # type: ignore[attr-defined]
+    assert rows_of(ROWS, "--data").places(3) == "data[3]"  # type: ignore[attr-defined]
 
 
 # --- messages ------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import tiny
 from rondo.algorithm import Client, Loss, Round
 from rondo.config import ClientsConfig, TrainConfig
 from rondo.config.schema import PrivacyConfig
+from rondo.data.units import Units
 from rondo.engine.client import private_step
 from rondo.engine.client.private_step import PrivateSteps, add_noise, clipped_sums
 from rondo.engine.client.trainer import CohortTrainer
@@ -72,7 +73,7 @@ class Problem:
     def trainer(
         self, privacy: PrivacyConfig | None, rows: Sequence[Any] | None = None, **options: Any
     ) -> CohortTrainer:
-        rows = self.rows if rows is None else tuple(rows)
+        rows = self.rows if rows is None else rows if isinstance(rows, Units) else tuple(rows)
         config = TrainConfig(
             **{"optimizer": "sgd", "lr": 1.0, "max_grad_norm": 0.0, "batch_size": len(rows), **options}
         )
@@ -148,6 +149,34 @@ def test_step_is_the_mean_of_clipped_gradients_of_rows_alone(name: str, size: in
     found = problem.gradient(problem.trainer(private(clip), micro_batch=size))
     for key, value in expected.items():
         torch.testing.assert_close(found[key], value, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [None, 1, 2, 3])
+def test_persons_gradient_is_the_clipped_sum_of_their_rows(size: int | None) -> None:
+    problem, persons = linear(), (0, 1, 0, 2, 2, 2, 1)
+    alone = [problem.gradient(problem.trainer(None, [row])) for row in problem.rows]
+    sums = [{n: sum(g[n] for g, p in zip(alone, persons, strict=True) if p == k) for n in alone[0]} for k in range(3)]
+    norms = torch.stack([torch.cat([t.flatten() for t in g.values()]).norm() for g in sums])
+    clip = float(norms.median())
+    scale = (clip / norms).clamp(max=1.0)
+    found = problem.gradient(problem.trainer(private(clip), Units(problem.rows, persons), micro_batch=size))
+    for key in problem.start:
+        expected = sum(s * g[key] for s, g in zip(scale, sums, strict=True)) / 7
+        torch.testing.assert_close(found[key], expected, rtol=1e-6, atol=1e-12)
+
+
+def test_all_rows_of_a_person_are_in_a_step_or_none() -> None:
+    problem, seen = linear(12), []
+
+    def noted(params: Params, loss: Loss) -> Tensor:
+        seen.append(len(loss.rows))
+        return loss(params)
+
+    rows = Units(problem.rows, [k // 3 for k in range(12)])
+    problem.trainer(private(1.0), rows, batch_size=6, local_steps=40).fit(problem.start, objective=noted)
+    assert {3, 6} <= set(seen)  # six at once
+    assert all(n % 3 == 0 for n in seen)
+    assert 0.3 < sum(seen) / (40 * 12) < 0.7
 
 
 def test_micro_batch_bounds_the_rows_of_a_pass() -> None:

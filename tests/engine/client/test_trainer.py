@@ -16,7 +16,8 @@ from torch.func import functional_call
 import tiny
 from rondo.algorithm import Client, ClientFailed, Fit, Loss, Round
 from rondo.config import ClientsConfig, TrainConfig
-from rondo.engine.client.trainer import CohortTrainer, batches
+from rondo.engine.client.batches import batches
+from rondo.engine.client.trainer import CohortTrainer
 from rondo.engine.faults import FailingTrainer
 from rondo.models.kernels.precision import Kernels, apply
 from rondo.models.networks.adapted_layer import Site

@@ -125,7 +125,7 @@ def play(
             uploads.append(upload)
         after = algorithm.aggregate(state, uploads, round)
         (sent, old), (next_sent, new) = newcomer(state, round), newcomer(after, replace(round, index=t + 1))
-        gram = any(role(n) is Role.GRAM for n in sent.params)
+        gram = any(role(n) in (Role.GRAM, Role.CORE) for n in sent.params)
         factors = (old, new) if gram else (sent.params, next_sent.params)
         start, end = dense(old, sent.base), dense(new, next_sent.base)
         yield Played(
@@ -476,9 +476,9 @@ def test_diagnostics_follow_their_schedule(every: int | None, due: list[int], mo
     kept = []
     noted = exchange.noted
 
-    def spy(uploads: Any, into: list[Upload]) -> Iterator[Upload]:
+    def spy(uploads: Any, into: list[Upload], unpacked: Any) -> Iterator[Upload]:
         kept.append(into)
-        return noted(uploads, into)
+        return noted(uploads, into, unpacked)
 
     monkeypatch.setattr(rounds, "noted", spy)
     sim = simulated("rolora", every)

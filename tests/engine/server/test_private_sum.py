@@ -16,6 +16,7 @@ from rondo.algorithms import get
 from rondo.config import load
 from rondo.engine.server import private_sum as module
 from rondo.engine.server.private_sum import PrivateSum
+from rondo.privacy.adaptive import START
 from rondo.privacy.clip import clipped
 from rondo.privacy.noise import noised
 
@@ -109,6 +110,19 @@ def sample_follows_from_the_key_alone(kind: type[PrivateSum]) -> None:
     assert float(counts.std()) > 2
 
 
+def adaptive_clip_has_its_noise_in_the_account(kind: type[PrivateSum]) -> None:
+    """The noise of sum and bits together is that of z, and both are there."""
+    private = make(kind, clip="adaptive")
+    added = published(private, [])
+    of_sum = float(added.std()) * 20 / START
+    for attempt in range(1, 400):
+        private.opened(FEDAVG, state(), private.total(FEDAVG, state(), [], round_of(attempt)), round_of(attempt))
+    steps = torch.tensor([private.clip(attempt) for attempt in range(400)]).log().diff()
+    of_bits = float(steps.std()) / 0.2 * 20
+    assert of_bits == pytest.approx(2.5 * NOISE, rel=0.1)
+    assert (of_sum**-2 + (2 * of_bits) ** -2) ** -0.5 == pytest.approx(NOISE, rel=0.02)
+
+
 def empty_rounds_count(kind: type[PrivateSum]) -> None:
     private = make(kind)
     assert private.least == 0
@@ -122,6 +136,7 @@ LAWS: tuple[Callable[[type[PrivateSum]], None], ...] = (
     noise_of_other_attempts_is_other_noise,
     noise_of_other_sums_of_an_attempt_is_other_noise,
     sample_follows_from_the_key_alone,
+    adaptive_clip_has_its_noise_in_the_account,
     empty_rounds_count,
 )
 
@@ -133,11 +148,8 @@ def test_private_sum_obeys(law: Callable[[type[PrivateSum]], None]) -> None:
 
 class ByWeight(PrivateSum):
     def total(self, algorithm: Any, state: Any, uploads: Iterable[Upload], round: Round) -> Tensor:
-        changes = self._changes(algorithm, state, round)
-        total = torch.zeros_like(changes.nothing)
-        for one in uploads:
-            total += one.weight * clipped(changes.of(one), self._clip)
-        return total
+        each = [one.weight * PrivateSum.total(self, algorithm, state, [one], round) for one in uploads]
+        return sum(each, PrivateSum.total(self, algorithm, state, [], round))
 
 
 class FromTheSeed(PrivateSum):
@@ -163,9 +175,18 @@ def planted(monkeypatch: pytest.MonkeyPatch, bug: str) -> type[PrivateSum]:
         )
     elif bug == "noise of another attempt":
         monkeypatch.setattr(module, "noised", lambda total, dev, key, attempt: noised(total, dev, key, 0))
+    elif bug == "bare bits":
+        monkeypatch.setattr(module.AdaptiveClip, "of_bits", 1e-9)
+        monkeypatch.setattr(module.AdaptiveClip, "of_sum", NOISE)
+    elif bug == "bits not in the account":
+        monkeypatch.setattr(module.AdaptiveClip, "of_bits", NOISE)
+        monkeypatch.setattr(module.AdaptiveClip, "of_sum", NOISE)
     elif bug == "noise of another sum":
-        zero = torch.zeros(SIZE, dtype=torch.float64)
-        monkeypatch.setattr(module, "noised", lambda total, dev, key, attempt: total + noised(zero, dev, key, attempt))
+
+        def of_nothing(total: Tensor, *rest: Any) -> Tensor:
+            return total + noised(torch.zeros_like(total), *rest)
+
+        monkeypatch.setattr(module, "noised", of_nothing)
     return {"weights": ByWeight, "sampling from the seed": FromTheSeed, "empty skipped": EmptyIsSkipped}.get(
         bug, PrivateSum
     )
@@ -180,6 +201,8 @@ BUGS = (
     "noise of another sum",
     "sampling from the seed",
     "empty skipped",
+    "bare bits",
+    "bits not in the account",
 )
 
 
@@ -195,6 +218,30 @@ def test_planted_bug_breaks_a_law(bug: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert broken
 
 
+def test_adaptive_clip_reaches_the_median() -> None:
+    """Twenty changes of norms 0.1 to 2.0 in every round, without noise."""
+    private = make(noise=0.0, clip="adaptive")
+    uploads = [upload(client, (k + 1) / 10 / math.sqrt(2)) for k, client in enumerate(CLIENTS[:20])]
+    for attempt in range(60):
+        published(private, uploads, attempt)
+    assert private.clip(0) == START
+    assert 1.0 < private.clip(1000) < 1.1
+    assert private.clip(30) < private.clip(60)
+
+
+def test_clip_of_an_attempt_that_is_repeated_stays() -> None:
+    private = make(clip="adaptive")
+    for attempt in range(3):
+        published(private, [], attempt)
+    before = [private.clip(attempt) for attempt in range(4)]
+    assert len(set(before)) == 4
+    published(private, [], 1)
+    assert [private.clip(attempt) for attempt in range(4)] == before
+    published(private, [upload(CLIENTS[0], 5.0)], 0)
+    assert private.clip(0) == before[0]
+    assert private.clip(1) != before[1]
+
+
 def test_same_sum_spends_once_and_another_again() -> None:
     private = make()
     one = published(private, [])
@@ -208,7 +255,7 @@ def test_same_sum_spends_once_and_another_again() -> None:
 
 def test_sum_is_written_down_before_it_is_used() -> None:
     kept: list[Any] = []
-    private = replace(make(), keep=lambda releases: kept.append({k: list(v) for k, v in releases.items()}))
+    private = replace(make(), keep=lambda releases, clips: kept.append({k: list(v) for k, v in releases.items()}))
 
     class Failing:
         def __getattr__(self, name: str) -> Any:

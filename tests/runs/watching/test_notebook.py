@@ -73,7 +73,7 @@ def test_bars_name_phase_rounds_and_clients() -> None:
     bars.client_done("client-1", 0.25)
     bars.round_done(RECORD)
     assert bars.shown()["text/plain"].splitlines()[1:] == [
-        "training 1 of 3 rounds loss 0.500, accuracy 0.750, 1.5 kB, 0:00, about 0:00 left",
+        "training 1 of 3 rounds training loss 0.500, test accuracy 0.750, 1.5 kB, 0:00, about 0:00 left",
         "1 of 2 clients client-1: loss 0.250",
     ]
     assert '<progress value="1" max="3"' in bars.shown()["text/html"]
@@ -85,7 +85,9 @@ def test_bars_name_phase_rounds_and_clients() -> None:
     html = bars.shown()["text/html"]
     assert html.count("<div") == html.count("</div>") == 2
     bars.ended("stopped")  # with two rounds to go, for which no time is left
-    assert bars.shown()["text/plain"].endswith("stopped 1 of 3 rounds loss 0.500, accuracy 0.750, 1.5 kB, 0:00")
+    assert bars.shown()["text/plain"].endswith(
+        "stopped 1 of 3 rounds training loss 0.500, test accuracy 0.750, 1.5 kB, 0:00"
+    )
 
 
 def test_bars_count_from_the_resumed_round(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +122,11 @@ def test_cell_keeps_one_output_with_one_bar(screen: Screen) -> None:
             observer.round_done(RECORD)
     (states,) = screen.outputs
     assert len(states) < 20
-    assert states[-1]["text/plain"].splitlines()[1].startswith("done 300 of 300 rounds loss 0.500, accuracy 0.750")
+    assert (
+        states[-1]["text/plain"]
+        .splitlines()[1]
+        .startswith("done 300 of 300 rounds training loss 0.500, test accuracy 0.750")
+    )
     assert states[-1]["text/html"].count("<progress") == 1
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import math
 import re
 import sys
 import time
 import types
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,9 @@ from rondo.config import load
 from rondo.engine.transport import Phase
 from rondo.errors import RunInterrupted, StopRequested
 from rondo.runs.storage.directory import to_toml
-from rondo.runs.watching.progress import Bars, Quiet, progress, round_line
+from rondo.runs.watching import progress as watching
+from rondo.runs.watching.logger import logged
+from rondo.runs.watching.progress import Bars, Lines, Quiet, progress, round_line
 from rondo.runs.watching.result import RunResult
 from small_runs import WHOLE, copy_of, reviews, save_tiny_bert, settings, write_rows
 
@@ -70,7 +74,11 @@ def test_bars_count_rounds_and_clients() -> None:
         bars.client_failed("cid")
         bars.round_done(RECORD)
     assert (clients.completed, clients.total, clients.fields["note"]) == (3, 3, "cid  failed")
-    assert (rounds.completed, rounds.total, rounds.fields["note"]) == (1, 2, "loss 0.500  accuracy 0.750  1.5 kB")
+    assert (rounds.completed, rounds.total, rounds.fields["note"]) == (
+        1,
+        2,
+        "training loss 0.500  test accuracy 0.750  1.5 kB",
+    )
 
 
 def test_quiet_observer_warns_and_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
@@ -121,8 +129,49 @@ def test_names_do_not_reach_the_terminal_as_control(terminal: bool) -> None:
 def test_no_terminal_gets_a_line_per_round() -> None:
     assert shown("client-1", terminal=False).splitlines() == [
         "round 1 of 2: 2 clients, 1 failed, skipped: 1 uploads, min_clients is 2, 1.0 kB up, 500 B down, 1.2 s",
-        "round 1 of 2: 2 clients, loss 0.500, accuracy 0.750, 1.0 kB up, 500 B down, 1.2 s",
+        "round 1 of 2: 2 clients, training loss 0.500, test accuracy 0.750, 1.0 kB up, 500 B down, 1.2 s",
     ]
+
+
+def test_long_phases_before_the_first_round_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    lines = Lines(stream, 2, set(), name="fedit, seed 3")
+    lines.phase("reading")  # for less than two seconds
+    monkeypatch.setattr(watching, "_PATIENCE", 0.01)
+    for phase, line in (("loading", "loading the model"), ("training", "training")):
+        lines.phase(phase)  # type: ignore[arg-type]
+        deadline = time.monotonic() + 10
+        while not stream.getvalue().endswith(f"fedit, seed 3: {line}\n") and time.monotonic() < deadline:
+            time.sleep(0.01)
+    lines.round_done(RECORD)
+    lines.phase("training")
+    time.sleep(0.05)
+    said = [line.removeprefix("fedit, seed 3: ") for line in stream.getvalue().splitlines()]
+    assert said[:-1] == ["loading the model", "training"]
+    assert said[-1].startswith("round 1 of 2: ")
+
+
+def test_program_hears_the_logger(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "rondo"):
+        rondo.run(small_run(tmp_path, rounds=2), run_dir=tmp_path / "run", device="cpu")
+    said = [record.getMessage() for record in caplog.records if record.name == "rondo"]
+    assert [line.partition(":")[0] for line in said[-2:]] == ["round 1 of 2", "round 2 of 2"]
+
+
+def test_program_without_logging_hears_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = logging.getLogger("rondo")
+    monkeypatch.setattr(logger, "propagate", False)
+    stream = io.StringIO()
+    with redirect_stderr(stream), logged(2, "fedit") as observer:
+        observer.round_done(RECORD)
+    assert stream.getvalue().startswith("fedit: round 1 of 2: ")
+    assert (logger.handlers, logger.level) == ([], logging.NOTSET)
+    logger.setLevel(logging.WARNING)
+    with redirect_stderr(stream), logged(2) as observer:
+        before = stream.getvalue()
+        observer.round_done(RECORD)
+        assert stream.getvalue() == before
+    logger.setLevel(logging.NOTSET)
 
 
 def test_terminal_that_moves_no_cursor_gets_a_line_per_round(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,6 +209,9 @@ def test_patience_without_scores_is_refused(evaluation: dict[str, int], test: bo
     assert not (tmp_path / "run").exists()
 
 
+PREPARING = ["reading", "dealing", "opening", "tokenising", "loading", "trying"]
+
+
 class Phases(rondo.Observer):
     def __init__(self) -> None:
         self.names: list[Phase] = []
@@ -173,7 +225,7 @@ def test_run_tells_its_phases_and_writes_a_log(tmp_path: Path) -> None:
     watch, began = Phases(), time.perf_counter()
     result = rondo.run(small_run(tmp_path), run_dir=tmp_path / "run", device="cpu", observer=watch)
     assert 0 < sum(r["seconds"] for r in result.history) < time.perf_counter() - began
-    assert watch.names == ["loading", "evaluating", *["training", "evaluating"] * 3, "writing"]
+    assert watch.names == [*PREPARING, "evaluating", *["training", "evaluating"] * 3, "writing"]
     lines = (tmp_path / "run" / "run.log").read_text().splitlines()
     stamp = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d ")
     assert [stamp.sub("", line) for line in lines] == [round_line(r, 3) for r in result.history]
@@ -193,7 +245,7 @@ def test_scores_before_the_first_round_are_taken_once(tmp_path: Path) -> None:
         rondo.run(small_run(tmp_path), run_dir=tmp_path / "run", device="cpu", observer=Stopped())
     watch = Phases()
     rondo.resume(tmp_path / "run", device="cpu", observer=watch)
-    assert watch.names[:3] == ["loading", "training", "evaluating"]
+    assert watch.names[:8] == [*PREPARING, "training", "evaluating"]
 
 
 def test_result_becomes_a_frame_and_a_table(tmp_path: Path) -> None:
@@ -206,6 +258,12 @@ def test_result_becomes_a_frame_and_a_table(tmp_path: Path) -> None:
     assert list(frame)[:2] == ["loss", "global.accuracy"]
     html = result._repr_html_()
     assert '<td style="text-align:left">global model, test set: accuracy</td>' in html
+    clients = result.clients_frame()
+    per_client = result.metrics["clients"]["per_client"]
+    assert list(clients.index) == sorted(per_client)
+    assert list(clients["clients.accuracy"]) == [per_client[name]["accuracy"] for name in clients.index]
+    assert clients["train"].sum() + clients["validation"].sum() == 24
+    assert "3 clients, the worst first" in html
     hostile = RunResult(result.history, Path("<script>"), result.metrics, result.summary)
     assert "<script>" not in hostile._repr_html_()
 

@@ -24,6 +24,15 @@ ENTRIES: dict[str, Entry] = {
         up_numbers=formulas.up,
         down_numbers=formulas.up,
     ),
+    "fed-sb": Entry(
+        cls="rondo.algorithms.factors.fed_sb:FedSB",
+        summary="A and B frozen; only an r x r matrix between them trained and averaged",
+        paper="Singhal et al. 2025",
+        up="r*r",
+        down="r*r",
+        up_numbers=formulas.square,
+        down_numbers=formulas.square,
+    ),
     "rolora": Entry(
         cls="rondo.algorithms.factors.rolora:RoLoRA",
         summary="the factors take turns: B in one round, A in the next",
@@ -67,7 +76,7 @@ ENTRIES: dict[str, Entry] = {
         paper="Bai et al., NeurIPS 2024",
         up="r(in+out)",
         down="r(in+out)",
-        up_numbers=formulas.both,
+        up_numbers=formulas.product,
         down_numbers=formulas.both,
     ),
     "flora": Entry(
@@ -85,7 +94,7 @@ ENTRIES: dict[str, Entry] = {
         paper="Singhal et al. 2024",
         up="r(in+out)",
         down="r(in+out)+min((K-1)*r(in+out),in*out)",
-        up_numbers=formulas.both,
+        up_numbers=formulas.product_beside,
         down_numbers=formulas.residual,
     ),
     "federa": Entry(

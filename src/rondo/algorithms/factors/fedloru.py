@@ -43,7 +43,7 @@ class FedLoRU(Algorithm[BaseState]):
     Implicit Regularization, 2024.
     """
 
-    traits = Traits(exact=False)
+    traits = Traits(exact=False, renews_factors=True)
     tau: int = 10
     restart: Restart = "random"
 

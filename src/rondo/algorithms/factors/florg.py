@@ -43,7 +43,7 @@ class FLoRG(Algorithm[GramState]):
     - ``gram_init`` and ``gram_std``: how G starts. The paper does not say; G = 0 would never move, because its gradient
       is zero.
     - ``offset``: subtract scale * L G1^T G1 R from the base, so the first model is the pre-trained one. Without it the
-      first model is some percent of |W| away from it (2 to 7 % in MiniLM's query and value, docs/log/methods.md,
+      first model is some percent of |W| away from it (2 to 7 % in MiniLM's query and value, docs/dev/log/methods.md,
       "FLoRG's start").
     Uploads: r k numbers per module. Down: the same; a client makes L, R and the offset itself.
     Exact: only while the mean Gram matrix has rank <= r; beyond that, its Nystrom approximation from G.

@@ -39,7 +39,7 @@ class MFedLoRU(Algorithm[BaseState]):
     Reference: Park and Klabjan, 2024, appendix C.3.
     """
 
-    traits = Traits(exact=False, client_ranks=True)
+    traits = Traits(exact=False, client_ranks=True, renews_factors=True)
     tau: int = 10
     restart: Restart = "random"
     nested_scale: float = 0.5

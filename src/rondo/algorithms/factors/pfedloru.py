@@ -35,7 +35,7 @@ class PFedLoRU(Algorithm[BaseState]):
     Reference: Park and Klabjan, 2024, appendix C.2.
     """
 
-    traits = Traits(exact=False, personal=True)
+    traits = Traits(exact=False, personal=True, renews_factors=True)
     tau: int = 10
     restart: Restart = "random"
 

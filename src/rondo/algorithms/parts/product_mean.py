@@ -27,12 +27,18 @@ def truncated_mean(params: Params, uploads: Sequence[Upload], *, balanced: bool)
     """The best approximation of the mean of products for every module of ``params``, as factors of the rank they have
     there (:func:`rondo.lowrank.top_factors`), and the mean of the whole tensors."""
     mean = whole_mean(uploads)
+    products = ((path, mean_product(*pairs(uploads, path))) for path in adapted_modules(params))
+    return replace(mean, params={**mean.params, **truncated(products, params, balanced=balanced)})
+
+
+def truncated(products: Iterable[tuple[str, LowRank]], like: Params, *, balanced: bool) -> dict[str, Tensor]:
+    """A and B of the best approximation of each module's product, of the rank that the module has in ``like``. Products
+    are taken one at a time."""
     factors: dict[str, Tensor] = {}
-    for path in adapted_modules(params):
-        like = LowRank(params[f"{path}.B"], params[f"{path}.A"])
-        best = top_factors(mean_product(*pairs(uploads, path)), like, balanced=balanced)
+    for path, matrix in products:
+        best = top_factors(matrix, LowRank(like[f"{path}.B"], like[f"{path}.A"]), balanced=balanced)
         factors |= {f"{path}.A": best.down, f"{path}.B": best.up}
-    return replace(mean, params={**mean.params, **factors})
+    return factors
 
 
 def scaled(chunks: Iterable[tuple[str, LowRank]], scale: Mapping[str, float], like: Params) -> dict[str, LowRank]:

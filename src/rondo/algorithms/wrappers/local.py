@@ -100,6 +100,9 @@ class Local(Wrapper[LocalState]):
     def aggregate(self, state: LocalState, uploads: Iterable[Upload], round: Round) -> LocalState:
         return replace(state, inner=self.algorithm.aggregate(state.inner, uploads, round))
 
+    def measures(self, state: LocalState) -> Mapping[str, float]:
+        return self.algorithm.measures(state.inner)
+
     def view(self, shared: Shared, local: Params) -> Params:
         seen = self.algorithm.view(self._without(shared), pick(local, ~self.stays))
         return {**seen, **pick(local, self.stays)}

@@ -166,6 +166,9 @@ class ServerStep(Wrapper[ServerStepState]):
         as_expected = {n for n, t in after.items() if n in expected and t.equal(expected[n].to(t.dtype))}
         return ServerStepState(inner, OptimState(*(_only(m, as_expected) for m in (moments.first, moments.second))))
 
+    def measures(self, state: ServerStepState) -> Mapping[str, float]:
+        return self.algorithm.measures(state.inner)
+
 
 def _only(params: Mapping[str, Tensor], names: set[str]) -> dict[str, Tensor]:
     return {n: t for n, t in params.items() if n in names}

@@ -76,5 +76,8 @@ class Wrapper(Algorithm[W]):
         new: W = self.algorithm.aggregate(state, uploads, round)
         return new
 
+    def measures(self, state: W) -> Mapping[str, float]:
+        return self.algorithm.measures(state)
+
     def view(self, shared: Shared, local: Params) -> Params:
         return self.algorithm.view(shared, local)

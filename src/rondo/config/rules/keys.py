@@ -11,8 +11,9 @@ from typing import get_args
 from rondo import own_code
 from rondo.algorithms.table import SERVER_OPTIONS
 from rondo.config import task_kinds as tasks
-from rondo.config.checks import BUILTINS, client_checks, data_source, exists, is_path, partition_kind
+from rondo.config.checks import BUILTINS, client_checks, data_source, exists, is_path, partition_kind, text_form_checks
 from rondo.config.inputs import BUILTIN_DATA, BUILTIN_MODEL, BUILTIN_NETWORKS, LINEAR, ModelConfig
+from rondo.config.rules.compression import compression_checks
 from rondo.config.rules.linear import linear_checks
 from rondo.config.rules.privacy import privacy_checks
 from rondo.config.schema import FaultKind, RunConfig
@@ -67,7 +68,7 @@ def cross_checks(config: RunConfig) -> Iterator[Problem]:
     if clients.sampling in ("poisson", "weighted") and clients.per_round is None:
         yield Problem("clients.per_round", f"sampling = {clients.sampling!r} needs it: set it")
     if partition.clients is not None and data.clients_from is None:
-        yield from client_checks(clients, partition.clients)
+        yield from client_checks(config, partition.clients)
     if clients.per_round is not None and clients.min_clients > clients.per_round:
         message = f"above clients.per_round = {clients.per_round}, so no round could succeed: lower it"
         yield Problem("clients.min_clients", message)
@@ -82,6 +83,7 @@ def cross_checks(config: RunConfig) -> Iterator[Problem]:
     if config.simulation.workers is not None and config.simulation.engine != "ray":
         yield Problem("simulation.workers", "only engine = 'ray' has workers: set simulation.engine, or remove it")
     yield from privacy_checks(config)
+    yield from compression_checks(config)
     yield from _fault_checks(config)
     yield from _rank_checks(config)
     yield from _server_checks(config)
@@ -106,6 +108,7 @@ def cross_checks(config: RunConfig) -> Iterator[Problem]:
     yield from _whole_checks(config)
     yield from linear_checks(config, data_source(config))
     yield from _source_checks(config)
+    yield from text_form_checks(config.data.separator, config.data.encoding, "data.")
     yield from _more_tests_checks(config)
     yield from _gguf_checks(config.model)
 
@@ -227,6 +230,10 @@ def _task_checks(config: RunConfig, own_data: bool) -> Iterator[Problem]:
     if kind is not None and not kind.head and config.model.head is not None:
         yield Problem("model.head", f"a {config.task.kind} model has no task head; remove it")
     yield from tasks.check(config.task.model_dump(), own_data)
-    if config.evaluation.positive is not None and kind is not None and config.task.kind not in tasks.CLASS_KINDS:
+    asked = [key for key in tasks.CLASS_KEYS if getattr(config.evaluation, key)]
+    if kind is not None and config.task.kind not in tasks.CLASS_KINDS:
         message = f"only kind = {' and '.join(map(repr, tasks.CLASS_KINDS))} use it: remove it, or set task.kind"
-        yield Problem("evaluation.positive", message)
+        yield from (Problem(f"evaluation.{key}", message) for key in asked)
+    if config.evaluation.positive is not None and config.evaluation.f1 is not None:
+        message = "a mean over all classes, and evaluation.positive names one class: remove one of the two"
+        yield Problem("evaluation.f1", message)

@@ -31,6 +31,7 @@ def privacy_checks(config: RunConfig) -> Iterator[Problem]:
         message = 'nothing is protected yet: set unit = "client" or "example", or secure_aggregation = true'
         yield Problem("privacy.unit", message)
     yield from _unused(privacy)
+    yield from _adaptive(privacy)
     if privacy.unit is not None:
         yield from _guarantee(privacy)
     if privacy.unit == "client":
@@ -43,6 +44,13 @@ def privacy_checks(config: RunConfig) -> Iterator[Problem]:
         yield from _shows_uploads(config)
 
 
+def _adaptive(privacy: PrivacyConfig) -> Iterator[Problem]:
+    """A clip that follows the clients, where nothing could follow."""
+    if privacy.clip == "adaptive" and (privacy.unit != "client" or privacy.secure_aggregation):
+        message = 'it follows bits of clients, whose sum the server opens with noise: only unit = "client" without '
+        yield Problem("privacy.clip", message + "secure aggregation has them, so set it to a number")
+
+
 def _unused(privacy: PrivacyConfig) -> Iterator[Problem]:
     """Keys that nothing reads."""
     if privacy.unit is None:
@@ -53,6 +61,10 @@ def _unused(privacy: PrivacyConfig) -> Iterator[Problem]:
         yield Problem("privacy.group", 'only unit = "example" uses it: set unit, or remove it')
     if privacy.ring != PrivacyConfig().ring and not privacy.secure_aggregation:
         yield Problem("privacy.ring", "only secure_aggregation = true uses it: set that, or remove it")
+    shared = privacy.unit == "client" and privacy.secure_aggregation
+    if privacy.colluding != PrivacyConfig().colluding and not shared:
+        message = 'only noise that sites add uses it: set unit = "client" and secure_aggregation, or remove it'
+        yield Problem("privacy.colluding", message)
 
 
 def _guarantee(privacy: PrivacyConfig) -> Iterator[Problem]:
@@ -67,20 +79,16 @@ def _guarantee(privacy: PrivacyConfig) -> Iterator[Problem]:
 def _of_clients(config: RunConfig) -> Iterator[Problem]:
     """Options that break the guarantee of ``unit = "client"``."""
     privacy, clients = config.privacy, config.clients
-    if privacy.adversary == "server" and not privacy.secure_aggregation:
-        message = 'the server sees each upload before its noise: set it to "reader"'
-        yield Problem("privacy.adversary", message)
-    if clients.sampling not in ("poisson", "full"):
+    if privacy.adversary == "server":
+        yield from _of_shares(config)
+    elif clients.sampling not in ("poisson", "full"):
         message = 'the guarantee is for "poisson", with each client drawn by itself, or for "full": set one of them'
         yield Problem("clients.sampling", message)
-    if clients.sampling == "poisson" and privacy.adversary == "server":
-        message = 'the server knows who took part, so sampling hides nothing from it: set it to "full"'
-        yield Problem("clients.sampling", message)
+    if privacy.adversary == "reader" and clients.min_clients != 1:
+        yield Problem("clients.min_clients", "a round skipped for want of clients tells who was there: set it to 1")
     if clients.weighting != "uniform":
         message = 'a client with many rows would count more than the clip allows for: set it to "uniform"'
         yield Problem("clients.weighting", message)
-    if clients.min_clients != 1:
-        yield Problem("clients.min_clients", "a round skipped for want of clients tells who was there: set it to 1")
     if clients.over_select or clients.deadline is not None:
         key = "over_select" if clients.over_select else "deadline"
         yield Problem(f"clients.{key}", "which uploads count would depend on the clients' speed: remove it")
@@ -88,9 +96,24 @@ def _of_clients(config: RunConfig) -> Iterator[Problem]:
         yield Problem("admission.max_norm", "privacy.clip bounds every upload: remove it")
 
 
+def _of_shares(config: RunConfig) -> Iterator[Problem]:
+    """Options that do not go with noise that the sites add. The server knows who took part, and the guarantee is about
+    an upload that is there or zero."""
+    privacy, clients = config.privacy, config.clients
+    if not privacy.secure_aggregation:
+        message = 'the server sees each upload before its noise: set it to "reader", or secure_aggregation = true'
+        yield Problem("privacy.adversary", message)
+    if clients.sampling not in ("uniform", "full"):
+        why = {"poisson": "the server knows who took part, so chance hides nothing from it"}
+        message = why.get(clients.sampling, "who takes part would follow from numbers of rows")
+        yield Problem("clients.sampling", f'{message}: set it to "full" or "uniform"')
+    if privacy.noise == 0:
+        yield Problem("privacy.noise", "there is no guarantee without noise: raise it, or remove privacy.unit")
+
+
 def _of_examples(config: RunConfig) -> Iterator[Problem]:
     """Options that break the guarantee of ``unit = "example"``."""
-    train, privacy, evaluation = config.train, config.privacy, config.evaluation
+    train, evaluation = config.train, config.evaluation
     if config.clients.weighting != "uniform":
         message = 'weights by numbers of rows tell whether a row is there: set it to "uniform"'
         yield Problem("clients.weighting", message)
@@ -99,13 +122,6 @@ def _of_examples(config: RunConfig) -> Iterator[Problem]:
             yield Problem(f"train.{key}", "rows of a step are drawn one by one and clipped one by one: remove it")
     if train.max_grad_norm:
         yield Problem("train.max_grad_norm", "privacy.clip takes its place, row by row: remove it")
-    if privacy.group is not None:
-        yield Problem(
-            "privacy.group", 'no step is clipped by persons yet, and unit = "example" hides single rows: remove it'
-        )
-    if privacy.budget is not None:
-        message = "how many steps a round will take is up to the method, so no round is refused beforehand: remove it"
-        yield Problem("privacy.budget", f"{message}, and read epsilon in the round's record")
     if evaluation.clients_every:
         yield Problem("evaluation.clients_every", "scores on a client's rows have no noise: remove it")
     if evaluation.local_only or evaluation.fine_tune_epochs:
@@ -118,10 +134,7 @@ def _of_examples(config: RunConfig) -> Iterator[Problem]:
 def _of_sums(config: RunConfig) -> Iterator[Problem]:
     """Options that do not go with ``secure_aggregation``."""
     privacy, admission = config.privacy, config.admission
-    if privacy.unit == "client":
-        message = "noise that the clients add themselves is not there yet: remove it, or secure_aggregation"
-        yield Problem("privacy.unit", message)
-    if privacy.adversary == "reader" and privacy.unit is None:
+    if privacy.adversary == "reader" and privacy.unit != "example":
         yield Problem("privacy.adversary", 'secure aggregation hides uploads from the server: set it to "server"')
     if privacy.clip is None and privacy.unit is None:
         message = "numbers in a sum need a bound: set it to the largest norm of an upload's change, for instance 10.0"

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from rondo.data.files import leaf
 from rondo.data.files.placed import Counted, Lines, PlacedRows
-from rondo.data.files.room import Room
+from rondo.data.files.room import Room, TextForm
 from rondo.data.files.tables import Rows, dataset_rows, named_classes
 
 SUFFIXES = {".csv": ",", ".tsv": "\t", ".json": "", ".jsonl": "", ".parquet": ""}
@@ -97,7 +97,7 @@ def read_file(path: Path, room: Room, *, one_client: bool = False) -> PlacedRows
     text = _text(path, room)
     lines: array[int] | None
     if suffix in (".csv", ".tsv"):
-        rows, lines = _separated(io.StringIO(text, newline=""), suffix)
+        rows, lines = _separated(io.StringIO(text, newline=""), suffix, room.form)
     else:
         rows, lines = _of_json(text, one_client) if suffix == ".json" else _of_lines(text)
     for number, row in enumerate(rows):
@@ -110,13 +110,13 @@ def read_file(path: Path, room: Room, *, one_client: bool = False) -> PlacedRows
 def _text(path: Path, room: Room) -> str:
     if path.suffix.lower() != ".gz":
         room.take(path.stat().st_size, str(path))
-        return path.read_bytes().decode("utf-8-sig")
+        return path.read_bytes().decode(room.form.codec)
     parts = []
     with gzip.open(path) as file:
         while part := file.read(2**20):
             room.take(len(part), str(path))
             parts.append(part)
-    return b"".join(parts).decode("utf-8-sig")
+    return b"".join(parts).decode(room.form.codec)
 
 
 def _of_json(text: str, one_client: bool) -> tuple[Rows, array[int] | None]:
@@ -164,34 +164,35 @@ def _of_lines(text: str) -> tuple[Rows, array[int]]:
     return rows, places
 
 
-def _separated(file: TextIO, suffix: str) -> tuple[Rows, array[int]]:
+def _separated(file: TextIO, suffix: str, form: TextForm) -> tuple[Rows, array[int]]:
     """The rows of a CSV or TSV file, and the line on which each begins. TSV quotes are literal (GLUE) or CSV-style; the
     reading in which every row has the header's columns wins, and CSV-style if both fit with as many rows."""
-    if suffix == ".csv":
-        return _quoted(file, suffix)
+    if suffix == ".csv" or form.separator is not None:
+        return _quoted(file, suffix, form)
     lines = [line.rstrip("\r\n").split("\t") for line in file]
     numbers = array("Q", (number for number, line in enumerate(lines, 1) if line != [""]))
     lines = [line for line in lines if line != [""]]
     plain = len({len(line) for line in lines}) == 1
     file.seek(0)
     try:
-        rows, places = _quoted(file, suffix)
+        rows, places = _quoted(file, suffix, form)
     except ValueError:
         if not plain:
             raise
         rows, places = [], array("Q")
     if plain and len(rows) != len(lines) - 1:
-        names = _header(lines[0], suffix)
+        names = _header(lines[0], SUFFIXES[suffix], form)
         return [dict(zip(names, line, strict=True)) for line in lines[1:]], numbers[1:]
     return rows, places
 
 
-def _quoted(file: TextIO, suffix: str) -> tuple[Rows, array[int]]:
+def _quoted(file: TextIO, suffix: str, form: TextForm) -> tuple[Rows, array[int]]:
     """The rows of a file whose texts may have quotes around them. Raises ValueError for any that is not one."""
     import csv
 
     csv.field_size_limit(2**31 - 1)
-    reader = csv.reader(file, delimiter=SUFFIXES[suffix], strict=True)
+    delimiter = form.separator or SUFFIXES[suffix]
+    reader = csv.reader(file, delimiter=delimiter, strict=True)
     rows: Rows = []
     places = array("Q")
     names: list[str] = []
@@ -199,10 +200,9 @@ def _quoted(file: TextIO, suffix: str) -> tuple[Rows, array[int]]:
     try:
         for values in reader:
             if not names:
-                names = _header(values, suffix)
+                names = _header(values, delimiter, form)
             elif values and len(values) != len(names):
-                separator = "commas" if suffix == ".csv" else "tabs"
-                message = f"has not {len(names)} columns like the header (quote a text with {separator})"
+                message = f"has not {len(names)} columns like the header (quote a text with {_plural(delimiter)})"
                 raise ValueError(f"line {line} {message}")
             elif values:
                 places.append(line)
@@ -213,27 +213,28 @@ def _quoted(file: TextIO, suffix: str) -> tuple[Rows, array[int]]:
     return rows, places
 
 
-def _header(names: list[str], suffix: str) -> list[str]:
+def _header(names: list[str], separator: str, form: TextForm) -> list[str]:
     """The names of the columns. Raises ValueError for names that repeat, and for a separator of another kind."""
     if duplicates := sorted({n for n in names if names.count(n) > 1}):
         raise ValueError(f"two columns are called {duplicates[0]!r}")
     if len(names) == 1:
-        _refuse_separator(names[0], suffix)
+        _refuse_separator(names[0], separator, form)
     return names
 
 
-_SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+_SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
-def _refuse_separator(header: str, suffix: str) -> None:
-    """Raise ValueError if the name of the only column has a separator in it that is not that of the file's kind."""
-    expected = SUFFIXES[suffix]
-    other = next((name for sign, name in _SEPARATORS.items() if sign in header and sign != expected), None)
+def _plural(separator: str) -> str:
+    return _SEPARATORS.get(separator, f"the separator {separator!r}")
+
+
+def _refuse_separator(header: str, expected: str, form: TextForm) -> None:
+    """Raise ValueError if the name of the only column has another separator than ``expected`` in it."""
+    other = next((sign for sign in _SEPARATORS if sign in header and sign != expected), None)
     if other is not None:
-        wanted = _SEPARATORS[expected]
-        raise ValueError(
-            f"its columns are separated by {other}, and a {suffix} file has {wanted} (save it with {wanted})"
-        )
+        remedy = f"set {form.keys}separator = {json.dumps(other)}, or save it with {_plural(expected)}"
+        raise ValueError(f"its columns are separated by {_plural(other)}, not by {_plural(expected)}: {remedy}")
 
 
 VALUE_BYTES = 128

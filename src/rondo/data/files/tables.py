@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rondo.config.inputs import plain_name
 from rondo.data.files.placed import Indexed, PlacedRows, Places, places_of
 from rondo.errors import ConfigError
-from rondo.tasks.row_checks import from_zero
 
 if TYPE_CHECKING:
     import datasets
@@ -58,9 +57,8 @@ def rows_of(table: Table, argument: str) -> Rows:
 
 
 def _places(argument: str, table: object) -> Places:
-    if argument.startswith("-"):
-        return from_zero
-    return Indexed(f"{argument}.iloc" if hasattr(table, "iloc") else argument)
+    name = argument.lstrip("-")  # of an option, the argument in Python
+    return Indexed(f"{name}.iloc" if hasattr(table, "iloc") else name)
 
 
 def plain_columns(rows: Rows, key: str) -> Rows:

@@ -2,7 +2,7 @@
 
 A cohort shares each forward pass over the frozen layers. On a CPU several cohorts run at once, one thread each, because
 small operations do not divide well among threads: two threads with work of their own are faster than two threads on one
-piece of work (docs/log/decisions.md, "Threads and linear layers").
+piece of work (docs/dev/log/decisions.md, "Threads and linear layers").
 The division depends on the clients of the round, their ranks and the cost of their examples, on the bytes that a step
 keeps, the configuration, the machine's memory and the number of threads, never on timing.
 """
@@ -43,7 +43,7 @@ C = TypeVar("C", bound=OfClient)
 _FURTHER_THREAD = 0.75
 """Worth of a cohort's second thread, and of each after it, relative to a thread with a cohort of its own. Measured: 0.8
 to 0.9 on two threads, less where more threads share a product
-(docs/log/decisions.md, "Output layer, one client at a time")."""
+(docs/dev/log/decisions.md, "Output layer, one client at a time")."""
 
 
 @dataclass(frozen=True)

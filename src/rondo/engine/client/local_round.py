@@ -20,6 +20,7 @@ from rondo.models.kernels.out_of_memory import is_out_of_memory
 from rondo.models.networks.network import Network
 from rondo.models.shortcuts.prefix import Prefix, States
 from rondo.params import Params, client_row, on_device
+from rondo.privacy.draws import Draws
 from rondo.tasks.task import Example, Task
 
 
@@ -46,6 +47,8 @@ class LocalRound:
     """Gives the algorithm a trainer around its own, as rehearsed faults do."""
     flops: Flops | None = None
     """The operations of a pass; None counts none."""
+    spend: Callable[[Client, Draws, int], None] = lambda client, draws, steps: None
+    """See :class:`rondo.engine.client.trainer.CohortTrainer`."""
 
     def train(
         self,
@@ -97,6 +100,7 @@ class LocalRound:
             self.stop,
             self.flops,
             self.config.privacy if self.config.privacy.unit == "example" else None,
+            self.spend,
         )
         received = replace(shared[0], params=_stacked([s.params for s in shared], device), base=trainer.base)
         uploads, after = algorithm.client_update(received, _stacked(local, device), self.around(trainer))

@@ -2,7 +2,7 @@
 
 Every step frees some tens of megabytes and takes them again. By default glibc returns them to the system and gets them
 back page by page, which costs some per cent of a round's time
-(docs/log/decisions.md, "Page faults and freed memory").
+(docs/dev/log/decisions.md, "Page faults and freed memory").
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def _glibc(name: str, *numbers: int) -> None:
 
 CPU_COHORT_BYTES = 128 * 2**20
 """Bytes of a cohort's activations beyond which one CPU thread gains next to nothing
-(docs/log/decisions.md, "Activations per thread")."""
+(docs/dev/log/decisions.md, "Activations per thread")."""
 
 
 CPU_THREAD_BYTES = 2 * CPU_COHORT_BYTES
 """Bytes of activations per CPU thread, over all cohorts that train at once. A client whose step keeps more has layers
 that several threads can share: such clients, one after the other, take half the memory and 5 to 10 % more time
-(docs/log/decisions.md, "Output layer, one client at a time")."""
+(docs/dev/log/decisions.md, "Output layer, one client at a time")."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,14 @@ class Budget:
 
 def budget(network: Network, task: Task, megabytes: int | Literal["auto"]) -> Budget:
     """The limits that ``simulation.memory_mb`` sets. "auto" is half of the device's memory, on a CPU at most
-    ``CPU_THREAD_BYTES`` per thread."""
+    ``CPU_THREAD_BYTES`` per thread, and so much where the system does not tell its memory (Windows)."""
     if megabytes != "auto":
         return Budget(megabytes * 2**20, megabytes * 2**20, sys.maxsize)
     if network.device.type == "cuda":
         half = torch.cuda.get_device_properties(network.device).total_memory // 2
         return Budget(half, half, sys.maxsize)
-    half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    tells = hasattr(os, "sysconf")
+    half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 if tells else sys.maxsize
     size = next((p.element_size() for p in network.module.parameters()), 4)
     total = min(half, torch.get_num_threads() * CPU_THREAD_BYTES)
     return Budget(total, CPU_COHORT_BYTES, sys.maxsize if task.cohort_cost is None else task.cohort_cost * 4 // size)

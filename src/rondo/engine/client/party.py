@@ -22,14 +22,13 @@ from rondo.tasks.task import Example
 class Party:
     """One client. ``local.kept`` must be ``kept``."""
 
-    id: str
+    member: Member
+    """Its examples."""
     model: str
     """SHA-256 of the identity of its copy of the base model."""
     local: LocalRound
-    examples: Sequence[Example]
     scorer: Scorer
-    """Scores on validation rows."""
-    validation: Sequence[Example]
+    """Scores on its own rows: those held back, or test rows where clients have such."""
     kept: MutableMapping[str, Params]
     """The client's own tensors, by its id: those of the last round that counted."""
     holdings: Holdings = field(default_factory=Holdings)
@@ -39,6 +38,16 @@ class Party:
     """Gives the reason why an upload must not leave; None if it may."""
     start: Callable[[Client], Shared] | None = None
     """Makes the start of the run (:mod:`rondo.engine.wire.start`); None once it is not needed any more."""
+
+    @property
+    def id(self) -> str:
+        """The client's id."""
+        return self.member.client.id
+
+    @property
+    def scored(self) -> Sequence[Example]:
+        """The examples behind its scores."""
+        return self.scorer.population.own_rows(self.member)
 
     def answer(self, data: bytes) -> bytes:
         """The reply to a request, both as bytes. Raises ValueError where ``data`` is none."""
@@ -62,7 +71,7 @@ class Party:
         except Lacking:
             return Reply(held=self.holdings.versions)
         self.start = None
-        (answer,) = self.local.train((request.client,), (self.examples,), (shared,), request.round)
+        (answer,) = self.local.train((request.client,), (self.member.train,), (shared,), request.round)
         if answer.failure is not None:
             return Reply(reason=answer.failure.reason, detail=answer.failure.detail)
         if (reason := self.withheld(answer)) is not None:
@@ -78,7 +87,7 @@ class Party:
     def _scores(self, request: Request) -> Reply:
         """The scores of the client's model as it is. Nothing changes by it: what the client keeps of its last attempt
         counts once the server has that round on its disk."""
-        if not self.validation:
+        if not self.scored:
             return Reply(scores={})
         try:
             shared = replace(self.holdings).take(request.parcel)
@@ -87,7 +96,7 @@ class Party:
         kept = dict(self.kept)
         if self.pending is not None and self.pending[0] == request.counted and self.pending[1]:
             kept[self.id] = serialization.canonical(self.pending[1])
-        member = Member(request.client, self.examples, self.validation)
+        member = replace(self.member, client=request.client)
         return Reply(scores=replace(self.scorer, kept=kept).of_client(shared, member, request.round))
 
     def _settle(self, counted: int | None) -> None:

@@ -1,61 +1,137 @@
 """Steps with example-level differential privacy (DP-SGD, Abadi et al. 2016), of one client.
 
-Every row is a client of its own: client code is batch-transparent, so an algorithm's objective gives one loss per row
-unchanged, and one backward pass gives one gradient per row. Terms of the objective that depend on parameters only are
-in each row's gradient and are clipped with it.
+A unit is a row, or all rows of a person; the sum of its rows' gradients is clipped. Every row is a client of its own:
+client code is batch-transparent, so an algorithm's objective gives one loss per row unchanged, and one backward pass
+gives one gradient per row. Terms of the objective that depend on parameters only are in each row's gradient and are
+clipped with it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from rondo.algorithm import Loss, Objective
 from rondo.config.schema import PrivacyConfig
+from rondo.data.units import Units
+from rondo.engine.client.steps import Taken, Training
 from rondo.params import Params
+from rondo.privacy.draws import Draws
 from rondo.privacy.secret import SecretStream
+from rondo.tasks.task import Example
 
-T = TypeVar("T")
+
+@dataclass(frozen=True)
+class Part:
+    """Some rows of a step, which go through the network together."""
+
+    unit: Tensor
+    """The unit of each row, by its place among the units drawn, (rows,), ascending."""
+    objective: Callable[[Params], Tensor]
+    """As in :func:`row_gradients`."""
+    goes_on: bool = False
+    """Whether the last unit has more rows, in the next part."""
 
 
 class PrivateSteps:
-    """The draws of rows and the noise of one local training of one client.
+    """The draws of units and the noise of one local training of one client. See
+    :class:`rondo.engine.client.steps.Steps`.
 
     ``privacy``: with ``clip``, ``noise`` and ``delta`` set.
-    ``size``: expected rows of a step, of ``population`` rows in all; at most all of them.
+    ``size``: expected rows of a step, of the client's ``rows``; at most all of them.
+    ``at_once``: most rows of a pass.
     ``purpose``: one per client, attempt and local training, where a debug seed is set.
+    ``spend``: called with the number of steps before the first one.
     """
 
-    def __init__(self, privacy: PrivacyConfig, size: int, population: int, purpose: str) -> None:
+    def __init__(
+        self,
+        training: Training,
+        privacy: PrivacyConfig,
+        size: int,
+        rows: Sequence[Example],
+        at_once: int,
+        purpose: str,
+        spend: Callable[[Draws, int], None],
+    ) -> None:
         assert isinstance(privacy.clip, float)
         assert privacy.noise is not None
+        self._training, self._rows, self._at_once = training, rows, at_once
+        self._units, self._spend = Units.of(rows), spend
         self.clip, self.deviation = privacy.clip, privacy.noise * privacy.clip
-        self.expected, self.population = min(size, population), population
-        self._draws = SecretStream(privacy.debug_seed, f"{purpose}/rows")
+        self.draws = Draws(size, len(rows))
+        self._chance = SecretStream(privacy.debug_seed, f"{purpose}/rows")
         self._noise = SecretStream(privacy.debug_seed, f"{purpose}/noise")
 
-    def batches(self, rows: Sequence[T], steps: int | None, epochs: int) -> Iterator[list[T]]:
-        """Poisson draws of ``rows``, of which any may be empty: ``steps`` of them, or enough for ``epochs`` epochs in
-        expectation, so their number tells nothing of what was drawn."""
-        count = epochs * -(-self.population // self.expected) if steps is None else steps
+    def batches(self, steps: int | None, epochs: int) -> Iterator[list[tuple[int, Example]]]:
+        """Poisson draws of units, of which any may be empty: each row with the place of its unit. Their number tells
+        nothing of what was drawn."""
+        count = self.draws.steps(steps, epochs)
+        self._spend(self.draws, count)
         for _ in range(count):
-            yield [rows[i] for i in self._draws.chosen(self.population, self.expected / self.population)]
+            drawn = self._chance.chosen(len(self._units), self.draws.probability)
+            yield [(k, self._rows[i]) for k, unit in enumerate(drawn) for i in self._units[unit]]
 
-    def gradient(self, trained: Params, parts: Iterable[tuple[int, Callable[[Params], Tensor]]]) -> dict[str, Tensor]:
+    def take(self, batch: Sequence[tuple[int, Example]]) -> Taken:
+        """One step. Its loss and the number of rows drawn are secrets, so the expected number is told."""
+        training = self._training
+        if training.optimizer is not None:
+            for name, gradient in self.gradient(training.trained, self._parts(batch)).items():
+                training.trained[name].grad = gradient.to(training.trained[name].dtype)
+            training.optimizer.step()
+        expected = torch.tensor([self.draws.expected])
+        return Taken(torch.ones(1, dtype=torch.long), expected, expected, torch.full((1,), math.nan))
+
+    def gradient(self, trained: Params, parts: Iterable[Part]) -> dict[str, Tensor]:
         """The clipped and noised gradient of a step by tensor, float64, (1, ...); noise alone without parts.
 
         ``trained``: (1, ...).
-        ``parts``: of each part of the batch the number of rows and the objective, as in :func:`row_gradients`. Only one
-        part's gradients are in memory at a time.
+
+        The gradients of one part are in memory at a time, and that of a unit whose rows are in several.
         """
         sums = {n: torch.zeros_like(t, dtype=torch.float64) for n, t in trained.items()}
-        for rows, objective in parts:
-            owner = torch.zeros(rows, dtype=torch.long)
-            for name, total in clipped_sums(row_gradients(trained, owner, objective), owner, 1, self.clip).items():
+        begun: dict[str, Tensor] = {}
+        for part in parts:
+            gradients = row_gradients(trained, torch.zeros_like(part.unit), part.objective)
+            gradients = _of_units(gradients, part.unit, begun)
+            begun = {n: g[-1:] for n, g in gradients.items()} if part.goes_on else {}
+            whole = {n: g[:-1] for n, g in gradients.items()} if part.goes_on else gradients
+            count = len(next(iter(whole.values())))
+            owner = torch.zeros(count, dtype=torch.long)
+            for name, total in clipped_sums(whole, owner, 1, self.clip).items():
                 sums[name] += total
-        return add_noise(sums, self.deviation, [self._noise], torch.tensor([self.expected]))
+        return add_noise(sums, self.deviation, [self._noise], torch.tensor([self.draws.expected]))
+
+    def _parts(self, batch: Sequence[tuple[int, Example]]) -> Iterator[Part]:
+        """The parts of a batch, in which each row is a client of its own."""
+        training = self._training
+        for start in range(0, len(batch), self._at_once):
+            part, after = batch[start : start + self._at_once], batch[start + self._at_once :]
+            loss = training.loss([[example] for _, example in part])
+            objective = partial(_of_rows, len(part), training.used, training.objective, loss)
+            goes_on = bool(after) and after[0][0] == part[-1][0]
+            yield Part(torch.tensor([unit for unit, _ in part]), objective, goes_on)
+
+
+def _of_units(gradients: dict[str, Tensor], unit: Tensor, begun: Params) -> dict[str, Tensor]:
+    """The gradient of each unit, (units, ...): the sum over its rows, and, for the first, what has ``begun`` in the
+    part before."""
+    place = torch.cat([unit.new_zeros(1), (unit.diff() != 0).long()]).cumsum(0)
+    if len(place) == int(place[-1]) + 1 and not begun:
+        return gradients
+    summed = {}
+    for name, gradient in gradients.items():
+        total = gradient.new_zeros((int(place[-1]) + 1, *gradient.shape[1:]), dtype=torch.float64)
+        total.index_add_(0, place.to(gradient.device), gradient.double())
+        if begun:
+            total[0] += begun[name][0]
+        summed[name] = total
+    return summed
 
 
 def row_gradients(trained: Params, owner: Tensor, objective: Callable[[Params], Tensor]) -> dict[str, Tensor]:
@@ -72,13 +148,13 @@ def row_gradients(trained: Params, owner: Tensor, objective: Callable[[Params], 
 
 
 def clipped_sums(gradients: Params, owner: Tensor, clients: int, clip: float) -> dict[str, Tensor]:
-    """Sum over each client's rows of their gradients, each scaled to an L2 norm of at most ``clip`` over all tensors:
+    """Sum over each client's units of their gradients, each scaled to an L2 norm of at most ``clip`` over all tensors:
     float64, (K, ...).
 
-    ``gradients``: by tensor, (rows, ...).
-    ``owner``: the client of each row, (rows,).
+    ``gradients``: by tensor, (units, ...).
+    ``owner``: the client of each unit, (units,).
 
-    Rows whose norm is not finite count as zero: one bad row must neither stop the step nor pass the clip.
+    Units whose norm is not finite count as zero: one bad unit must neither stop the step nor pass the clip.
     """
     norm = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1, dtype=torch.float64) for g in gradients.values()])
     norm = torch.linalg.vector_norm(norm, dim=0)
@@ -103,3 +179,15 @@ def add_noise(sums: Params, deviation: float, streams: Sequence[SecretStream], e
         noise = torch.stack([s.normal(total[0].numel()) for s in streams]).reshape(total.shape).to(total.device)
         result[name] = (total + deviation * noise) / expected.to(total).reshape((-1,) + (1,) * (total.dim() - 1))
     return result
+
+
+def _of_rows(count: int, used: Params, objective: Objective, loss: Loss, leaves: Params) -> Tensor:
+    """``objective`` of ``count`` rows, (rows,). ``used``: tensors of one client, (1, ...), in which ``leaves`` replace
+    those that are trained, (rows, ...)."""
+
+    def wide(tensors: Params) -> dict[str, Tensor]:
+        return {n: t if len(t) == count else t.expand(count, *t.shape[1:]) for n, t in tensors.items()}
+
+    # A method may put tensors of its own into what the network sees, beside those that it is given.
+    by_row = Loss(lambda seen: loss(wide(seen)), loss.parts, loss.rows)
+    return objective({**wide(used), **leaves}, by_row)

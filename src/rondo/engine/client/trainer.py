@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,6 @@ from rondo.algorithm import (
     Fit,
     FitOptions,
     Loss,
-    Objective,
     Round,
     Trainer,
     Upload,
@@ -34,34 +34,17 @@ from rondo.config.schema import ClientsConfig, PrivacyConfig, TrainConfig
 from rondo.engine.client.accumulation import Part, mean_loss, split
 from rondo.engine.client.flops import Flops
 from rondo.engine.client.least_squares import minimiser
+from rondo.engine.client.plain_step import PlainSteps
 from rondo.engine.client.private_step import PrivateSteps
+from rondo.engine.client.steps import Steps, Training
 from rondo.errors import ConfigError, StopRequested
 from rondo.models.networks.network import Base, Network
 from rondo.models.networks.rows import Rows, to_device
 from rondo.models.shortcuts.head_inputs import HeadInputs, head_inputs
 from rondo.models.shortcuts.prefix import Prefix, States
 from rondo.params import Params, Select, buffer, client_row, head, pick
+from rondo.privacy.draws import Draws
 from rondo.tasks.task import Batch, Example, Task
-
-_GROUPED_BATCHES = 50
-"""Length grouping sorts within this many batches at a time, so batches still differ between epochs."""
-
-
-def batches(
-    examples: Sequence[Example], size: int, generator: torch.Generator, *, group_by_length: bool
-) -> Iterator[list[Example]]:
-    """One epoch of batches, in an order drawn from ``generator``. ``group_by_length`` puts rows of similar length in
-    one batch, which saves padding; the order of the batches is still random."""
-    order = torch.randperm(len(examples), generator=generator).tolist()
-    if group_by_length:
-        window = size * _GROUPED_BATCHES
-        pools = [order[i : i + window] for i in range(0, len(order), window)]
-        order = [i for pool in pools for i in sorted(pool, key=lambda i: examples[i].cost, reverse=True)]
-    groups = [order[i : i + size] for i in range(0, len(order), size)]
-    if group_by_length:
-        groups = [groups[i] for i in torch.randperm(len(groups), generator=generator).tolist()]
-    for group in groups:
-        yield [examples[i] for i in group]
 
 
 @dataclass
@@ -91,6 +74,9 @@ class CohortTrainer(Trainer):
     privacy: PrivacyConfig | None = None
     """Example-level differential privacy of every fit, of a cohort of one client: what methods close over then has a
     client axis of 1, which broadcasts to rows. Its losses are not told, because they have no noise."""
+    spend: Callable[[Client, Draws, int], None] = lambda client, draws, steps: None
+    """Called before the private steps of a fit with their number. Raises :class:`ClientFailed` where they may not be
+    taken."""
     failed: dict[str, ClientFailed] = field(default_factory=dict)
     """Failures by client id."""
     losses: list[Tensor] = field(default_factory=list)
@@ -107,6 +93,8 @@ class CohortTrainer(Trainer):
         self._operations = [0] * len(self.clients)
         if self.privacy is not None and len(self.clients) > 1:
             raise ValueError("private steps are of one client at a time")
+        if self.privacy is not None:
+            self.flops = None  # the number of rows drawn is a secret, and operations would tell it
         self.lr = self.config.rate(self.round.index, self.round.total)
 
     def fit_with(self, params: Params, options: FitOptions) -> Fit:
@@ -119,53 +107,23 @@ class CohortTrainer(Trainer):
         if steps is None and epochs is None:
             steps, epochs = config.local_steps, config.local_epochs
         self._must_have_rows()
-        private = self._private(stream)
         trained = {n: t.detach().clone().requires_grad_() for n, t in pick(params, train & ~buffer).items()}
-        leaves = list(trained.values())
         # A forward pass updates statistics in place: give it copies, which count if they are to be trained.
         statistics = {n: t.detach().clone() for n, t in pick(params, buffer).items()}
-        used = {**params, **statistics}
-        # Without leaves a fit is forward passes, which update statistics.
-        optimizer = self._optimizer(leaves, self.lr if options.lr is None else options.lr) if leaves else None
-        dropout = [self.round.attempt_generator("dropout", c.id, stream) for c in self.clients]
-        augmenting = [self.round.attempt_generator("augment", c.id, stream) for c in self.clients]
-        device = self.network.device
-        shortened = objective is plain and private is None
+        shortened = objective is plain and self.privacy is None
         kept = self._head_inputs(params, trained, steps, epochs) if shortened else None
-        alive = torch.ones(len(self.clients), dtype=torch.bool, device=device)
+        kind = self._kind(stream, trained, {**params, **statistics}, options, kept)
         losses: list[Tensor] = []
-        taken = torch.zeros(len(self.clients), dtype=torch.long)
-        rows = torch.zeros(len(self.clients), dtype=torch.long)
-        behind = torch.zeros(len(self.clients), dtype=torch.long)
-        for counts, batch in self._steps(stream, steps, 1 if epochs is None else epochs, private):
+        taken, rows, behind = (torch.zeros(len(self.clients), dtype=torch.long) for _ in range(3))
+        for batch in kind.batches(steps, 1 if epochs is None else epochs):
             if self.stop is not None and self.stop.is_set():
                 raise StopRequested
-            if private is not None:
-                if optimizer is not None:
-                    parts = self._row_objectives(batch[0], objective, used, dropout, augmenting)
-                    for name, gradient in private.gradient(trained, parts).items():
-                        trained[name].grad = gradient.to(trained[name].dtype)
-                    optimizer.step()
-                taken += 1
-                rows += private.expected  # the number drawn is a secret
-                behind += private.expected
-                losses.append(torch.full((1,), math.nan))
-            else:
-                loss, self._parted = self._loss(batch, dropout, augmenting, kept), None
-                value = objective({**used, **trained}, loss)
-                has_rows = torch.tensor([n > 0 for n in counts])
-                taken += has_rows
-                rows += torch.tensor(counts)
-                behind += torch.tensor(counts if self._parted is None else self._parted)
-                training = to_device(has_rows, device)
-                alive = alive & (value.detach().isfinite() | ~training)
-                losses.append(torch.where(training, value.detach(), math.nan))
-                if optimizer is not None:
-                    self._take_step(optimizer, leaves, value, alive & training)
-                # Free these and the gradients before the next forward pass: small leftovers would break up the memory
-                # that it takes (docs/log/decisions.md, "Page faults and freed memory").
-                del loss, value
-            if optimizer is not None:
+            step = kind.take(batch)
+            taken += step.steps
+            rows += step.rows
+            behind += step.behind
+            losses.append(step.loss)
+            if trained:
                 with torch.no_grad():
                     for name, tensor in options.project(trained).items():
                         trained[name].copy_(tensor)
@@ -175,27 +133,40 @@ class CohortTrainer(Trainer):
         self.losses.append(table)
         self.work.append((taken, behind))
         # A row whose loss is not finite does not count in a private step, so no loss is a failure there.
-        self.find_failed(final, table if private is None else table.nan_to_num(0.0), taken)
+        self.find_failed(final, table if self.privacy is None else table.nan_to_num(0.0), taken)
         mean = table.nan_to_num(0.0).sum(0) / taken.clamp_min(1)
         return Fit(final, taken, rows, mean)
 
-    def _take_step(
-        self, optimizer: torch.optim.Optimizer, leaves: Sequence[Tensor], value: Tensor, stepping: Tensor
-    ) -> None:
-        """One step of the clients that are ``stepping``, shape (K,), down the gradient of ``value``, shape (K,)."""
-        torch.where(stepping, value, 0.0).sum().backward()  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            if self.config.max_grad_norm > 0:
-                _clip(leaves, self.config.max_grad_norm)
-            # Restore clients that do not step: momentum and decay would move them even without a gradient.
-            # On an accelerator always keep a copy, because asking whether all step would wait for the device.
-            all_step = self.network.device.type == "cpu" and bool(stepping.all())
-            copies = None if all_step else [t.detach().clone() for t in leaves]
-            optimizer.step()
-            if copies is not None:
-                for tensor, before in zip(leaves, copies, strict=True):
-                    tensor.copy_(torch.where(_as_wide(stepping, tensor), tensor, before))
-        optimizer.zero_grad(set_to_none=True)
+    def _kind(
+        self, stream: int, trained: Params, used: Params, options: FitOptions, kept: HeadInputs | None
+    ) -> Steps[Any]:
+        """The steps of fit number ``stream`` in this round. ``kept``: see :meth:`_loss`."""
+        config, clients, attempt = self.config, self.clients, self.round.attempt_generator
+        dropout = [attempt("dropout", c.id, stream) for c in clients]
+        augmenting = [attempt("augment", c.id, stream) for c in clients]
+        leaves = list(trained.values())
+        # Without leaves a fit is forward passes, which update statistics.
+        optimizer = self._optimizer(leaves, self.lr if options.lr is None else options.lr) if leaves else None
+
+        def loss(batch: Sequence[Sequence[Example]]) -> Loss:
+            self._parted = None
+            of_each = len(batch) // len(clients)  # the rows of private steps are clients of their own
+            return self._loss(batch, dropout * of_each, augmenting * of_each, kept)
+
+        training = Training(trained, used, options.objective, optimizer, loss)
+        if self.privacy is None:
+            streams = [attempt("data", c.id, stream) for c in clients]
+            return PlainSteps(training, config, self.examples, streams, self.network.device, lambda: self._parted)
+        (client,), (rows,) = clients, self.examples
+        if len(rows) != client.num_examples:
+            raise ValueError("epsilon is computed from the client's number of rows, and it trains on another number")
+        alone = self.network.one_at_a_time is not None or self.network.minds_padding
+        # A pass has as many rows as one without privacy has at most, whatever was drawn.
+        at_once = 1 if alone else min(config.batch_size, config.micro_batch or config.batch_size)
+        purpose = f"{self.round.attempt}/{stream}/{client.id}"
+        return PrivateSteps(
+            training, self.privacy, config.batch_size, rows, at_once, purpose, partial(self.spend, client)
+        )
 
     def solve(self, params: Params, *, train: Select) -> Fit:
         """See :meth:`rondo.algorithm.Trainer.solve`. All rows of the cohort are in one call; adapter dropout is off."""
@@ -251,37 +222,6 @@ class CohortTrainer(Trainer):
         """Operations of the training so far of the client at place ``index`` in the cohort; None if not counted."""
         return None if self.flops is None else self._operations[index]
 
-    def _steps(
-        self, stream: int, steps: int | None, epochs: int, private: PrivateSteps | None
-    ) -> Iterator[tuple[tuple[int, ...], list[list[Example]]]]:
-        """Batches of all clients, step by step, with each client's number of rows. A client that is done has none, as
-        has a draw of ``private`` steps that is empty."""
-        if private is not None:
-            for drawn in private.batches(self.examples[0], steps, epochs):
-                yield (len(drawn),), [drawn]
-            return
-        streams = [
-            self._stream(examples, self.round.attempt_generator("data", client.id, stream), steps, epochs)
-            for client, examples in zip(self.clients, self.examples, strict=True)
-        ]
-        while any(batch := [next(batches_left, []) for batches_left in streams]):
-            yield tuple(map(len, batch)), batch
-
-    def _stream(
-        self, examples: Sequence[Example], generator: torch.Generator, steps: int | None, epochs: int
-    ) -> Iterator[list[Example]]:
-        """Batches of ``epochs`` epochs, or of ``steps`` steps over as many epochs as they take."""
-        done = 0
-        while (done < steps) if steps is not None else (epochs > 0):
-            epochs -= 1
-            for batch in batches(
-                examples, self.config.batch_size, generator, group_by_length=self.config.length_grouping
-            ):
-                if steps is not None and done == steps:
-                    return
-                done += 1
-                yield batch
-
     def _optimizer(self, tensors: list[Tensor], lr: float) -> torch.optim.Optimizer:
         config = self.config
         if config.optimizer == "adamw":
@@ -309,34 +249,6 @@ class CohortTrainer(Trainer):
             return self._loss(first, dropout, augmenting, kept), self._loss(second, dropout, augmenting, kept)
 
         return Loss(whole, parts, to_device(torch.tensor([len(group) for group in batch]), self.network.device))
-
-    def _private(self, stream: int) -> PrivateSteps | None:
-        """The private steps of fit number ``stream`` in this round; None where steps are not private."""
-        if self.privacy is None:
-            return None
-        if len(self.examples[0]) != self.clients[0].num_examples:
-            raise ValueError("epsilon is computed from the client's number of rows, and it trains on another number")
-        purpose = f"{self.round.attempt}/{stream}/{self.clients[0].id}"
-        return PrivateSteps(self.privacy, self.config.batch_size, len(self.examples[0]), purpose)
-
-    def _row_objectives(
-        self,
-        batch: Sequence[Example],
-        objective: Objective,
-        used: Params,
-        dropout: Sequence[torch.Generator],
-        augmenting: Sequence[torch.Generator],
-    ) -> Iterator[tuple[int, Callable[[Params], Tensor]]]:
-        """Parts of a client's batch: the number of rows, and the objective with each row a client of its own. A part
-        has as many rows as a step without privacy has at most in one pass, whatever was drawn."""
-        network = self.network
-        alone = network.one_at_a_time is not None or network.minds_padding
-        size = 1 if alone else min(self.config.batch_size, self.config.micro_batch or self.config.batch_size)
-        for start in range(0, len(batch), size):
-            part = batch[start : start + size]
-            count = len(part)
-            loss = self._loss([[e] for e in part], [*dropout] * count, [*augmenting] * count)
-            yield count, partial(_of_rows, count, used, objective, loss)
 
     def _must_be_open(self, what: str) -> None:
         if self.privacy is not None:
@@ -366,9 +278,7 @@ class CohortTrainer(Trainer):
     def _count(self, flops: Flops, seen: Params, batch: Sequence[Sequence[Example]]) -> None:
         trained = {n for n, t in seen.items() if t.requires_grad} if torch.is_grad_enabled() else ()
         for k, group in enumerate(batch):
-            self._operations[k if self.privacy is None else 0] += flops.of_pass(
-                trained, [self.task.lengths(e) for e in group]
-            )
+            self._operations[k] += flops.of_pass(trained, [self.task.lengths(e) for e in group])
 
     def _output(
         self,
@@ -433,31 +343,3 @@ class CohortTrainer(Trainer):
                 self.failed.setdefault(client.id, ClientFailed(client.id, "nonfinite_parameters", detail))
         if len(self.failed) == len(self.clients):
             raise self.failed[self.clients[0].id]
-
-
-def _of_rows(count: int, used: Params, objective: Objective, loss: Loss, leaves: Params) -> Tensor:
-    """``objective`` of ``count`` rows, (rows,). ``used``: tensors of one client, (1, ...), in which ``leaves`` replace
-    those that are trained, (rows, ...)."""
-
-    def wide(tensors: Params) -> dict[str, Tensor]:
-        return {n: t if len(t) == count else t.expand(count, *t.shape[1:]) for n, t in tensors.items()}
-
-    # A method may put tensors of its own into what the network sees, beside those that it is given.
-    by_row = Loss(lambda seen: loss(wide(seen)), loss.parts, loss.rows)
-    return objective({**wide(used), **leaves}, by_row)
-
-
-def _clip(leaves: Sequence[Tensor], limit: float) -> None:
-    """Scale each client's gradient to a norm over all tensors of at most ``limit``, as torch does for one model."""
-    grads = [t.grad for t in leaves if t.grad is not None]
-    if not grads:
-        return
-    norm = torch.stack([g.reshape(len(g), -1).norm(dim=1) for g in grads]).norm(dim=0)
-    factor = (limit / (norm + 1e-6)).clamp(max=1.0)
-    for grad in grads:
-        grad.mul_(_as_wide(factor, grad))
-
-
-def _as_wide(values: Tensor, like: Tensor) -> Tensor:
-    """``values`` (K,) with as many axes as ``like`` (K, ...)."""
-    return values.reshape(-1, *[1] * (like.dim() - 1))

@@ -57,7 +57,21 @@ from rondo.algorithm import Algorithm, Client, Round, Shared, Upload
 from rondo.engine.server import spectra
 from rondo.lowrank import LowRank, total
 from rondo.models.networks.adapted_layer import Site
-from rondo.params import Params, add_client_axis, auxiliary, body, buffer, down, gram, head, pick, up, whole
+from rondo.params import (
+    Params,
+    add_client_axis,
+    auxiliary,
+    body,
+    buffer,
+    core,
+    down,
+    gram,
+    head,
+    packed,
+    pick,
+    up,
+    whole,
+)
 
 HELD_BYTES = 256 * 2**20
 """Uploads of a round beyond this size are not held for its diagnostics, so no cohort is too large for the server."""
@@ -81,7 +95,7 @@ KEYS = (
 )
 
 _NEWCOMER = Client("newcomer", 0)
-_factors = down | up | gram
+_factors = down | up | gram | core
 
 
 def diagnose(
@@ -179,7 +193,7 @@ def _clients(
 def _unknown(algorithm: Algorithm[Any], shared: Shared, expanded: Iterable[Upload]) -> str | None:
     """The reason why the server cannot know its clients' models; None if it can."""
     local = algorithm.local_init(shared, _NEWCOMER)
-    kept = _kinds(pick(local, ~(whole | auxiliary)))
+    kept = _kinds(pick(local, ~(whole | auxiliary | packed)))
     if not kept and any(map(body & ~buffer, local)):
         kept = "whole tensors"
     if kept:
@@ -298,7 +312,7 @@ def _angle(before: Params, after: Params, part: str) -> float | None:
 
 def _held(sent: _Sent) -> Params:
     params = sent.shared.params
-    if any(map(gram, params)):
+    if any(map(gram | core, params)):
         params = sent.seen
     return pick(params, down | up)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Shared, Upload
 from rondo.config.schema import RunConfig
+from rondo.engine.expected_upload import private_steps, trial_fits
 from rondo.engine.server.diagnostics import HELD_BYTES
 from rondo.engine.server.gate import Gate
 from rondo.engine.server.ledger import Ledger
@@ -72,7 +73,7 @@ class Exchange:
             client_id = answer.client.id
             if setting.config.privacy.unit == "example":  # an upload that is turned away has been seen too
                 spent = setting.ledger.private_steps
-                spent[client_id] = spent.get(client_id, 0) + sum(steps for steps, _ in answer.work)
+                spent[client_id] = spent.get(client_id, 0) + self._private_steps(answer)
             upload, failure = self._admitted(gate, answer)
             if client_id not in waiting:  # not asked, or it has answered before
                 if upload is not None:
@@ -81,6 +82,10 @@ class Exchange:
                     self.refused.setdefault(client_id, failure)
                 continue
             waiting.remove(client_id)
+            if answer.summed is not None:
+                setting.observer.client_done(client_id, None)
+                self.up, self.kept[client_id] = self.up + answer.summed, answer.kept
+                continue
             if upload is None:
                 setting.observer.client_failed(client_id)
                 self.failed[client_id] = failure or ClientFailed(client_id, "no_upload", "it sent none and no reason")
@@ -108,6 +113,15 @@ class Exchange:
         except Rejected as rejection:
             self.rejected[rejection.reason] = self.rejected.get(rejection.reason, 0) + 1
             return None, ClientFailed(answer.client.id, rejection.reason, rejection.detail)
+
+    def _private_steps(self, answer: Answer) -> int:
+        """The private steps behind an answer: those that it counts, or those that the method asks of a remote
+        client."""
+        if (answer.upload is None and answer.summed is None) or answer.work:
+            return sum(steps for steps, _ in answer.work)
+        setting = self.setting
+        fits = trial_fits(setting.algorithm, self._broadcast(answer.client), answer.client, setting.round)
+        return private_steps(fits, setting.config.train, answer.client.num_examples)
 
     def _shared(self, client: Client) -> Shared:
         """The broadcast to ``client``. The tensors that the client lacks are counted here."""
@@ -153,13 +167,17 @@ class Exchange:
         return sum(counted) if len(counted) == len(self._flops) else None
 
 
-def noted(uploads: Iterable[Upload], into: list[Upload]) -> Iterator[Upload]:
-    """Pass ``uploads`` on and append each to ``into``. Once they exceed ``HELD_BYTES``, ``into`` is emptied."""
+def noted(
+    uploads: Iterable[Upload], into: list[Upload], unpacked: Callable[[Upload], Upload] = lambda upload: upload
+) -> Iterator[Upload]:
+    """Pass ``uploads`` on and append each to ``into``, as ``unpacked`` makes it. Once they exceed ``HELD_BYTES``,
+    ``into`` is emptied."""
     held = 0
     for upload in uploads:
-        held += num_bytes(upload.params)
+        whole = unpacked(upload) if held <= HELD_BYTES else upload
+        held += num_bytes(whole.params)
         if held <= HELD_BYTES:
-            into.append(upload)
+            into.append(whole)
         else:
             into.clear()
         yield upload

@@ -158,7 +158,7 @@ class Gate:
         expected = trial.params
         for name, tensor in expected.items():
             _must_be_like(name, upload.params[name], tensor, shapes=not self.algorithm.traits.varying_shapes)
-        if self.algorithm.traits.varying_shapes:
+        if self.algorithm.traits.varying_shapes or self.algorithm.traits.packed:
             self._must_expand(upload, trial)
         # In one order for all clients: methods and rules may lay a client's tensors end to end.
         params = {name: upload.params[name] for name in expected}
@@ -186,13 +186,14 @@ class Gate:
                 raise Rejected("bad_weight", f"{weight}, for {examples} examples it is {expected:g}")
 
     def _must_expand(self, upload: Upload, trial: Upload) -> None:
-        """The algorithm must read the upload and expand it to the same types and shapes as the trial."""
+        """The algorithm must read the upload and expand it to finite values of the types and shapes of the trial."""
         try:
             expanded = self.algorithm.expand(self.state, upload).params
         except UnreadableUpload as error:
             raise Rejected(error.reason, error.detail) from None
         for name, tensor in self.algorithm.expand(self.state, trial).params.items():
             _must_be_like(name, expanded[name], tensor)
+        _must_be_finite(expanded, self._used)
 
     def _bounded(self, upload: Upload) -> Upload:
         bound = self.limits.max_norm

@@ -4,13 +4,13 @@ Each upload adds its change from the upload of a client that learned nothing, cl
 goes on the sum, which is divided by the expected number of clients, not by the number that came. Nothing depends on how
 many came: an empty round adds noise, spends, and steps. Clients are drawn with a secret key, since every site knows the
 run's seed, and amplification by sampling needs a sample that nobody can compute.
+The clip is a number, or follows the median of the changes (:mod:`rondo.privacy.adaptive`).
 Sources: McMahan et al. 2018 (DP-FedAvg); `docs/privacy.md`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,13 +22,15 @@ from torch import Tensor
 from rondo.algorithm import Algorithm, Client, Round, Upload
 from rondo.config.schema import RunConfig
 from rondo.engine.expected_upload import trial_upload
+from rondo.engine.server.account import Account, Releases
 from rondo.privacy.accountant import epsilon_of_sums
+from rondo.privacy.adaptive import START, AdaptiveClip
 from rondo.privacy.changes import Changes
 from rondo.privacy.clip import clipped
 from rondo.privacy.noise import noised
 
-Releases = dict[int, list[str]]
-"""SHA-256 of every sum that was given noise, by attempt."""
+Clips = dict[int, float]
+"""The clip from each attempt on, where it is adaptive."""
 
 
 @dataclass
@@ -41,11 +43,14 @@ class PrivateSum:
     key: bytes
     """32 secret bytes: who has them can compute the sample and the noise."""
     releases: Releases = field(default_factory=dict)
-    keep: Callable[[Mapping[int, Sequence[str]]], None] = lambda releases: None
+    keep: Callable[[Releases, Clips], None] = lambda releases, clips: None
     """Writes the releases down, before the newest is used: what may have been seen is never forgotten."""
+    clips: Clips = field(default_factory=dict)
     least: int = 0
     """Uploads below which a round is skipped: none, since a skipped round tells how many came."""
-    _known: dict[tuple[tuple[int, int], ...], float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._account = Account(self._epsilon_of, self.config.privacy.budget, self.releases)
 
     @property
     def expected(self) -> int:
@@ -66,50 +71,68 @@ class PrivateSum:
         return sorted((c for c, taken in zip(clients, drawn, strict=True) if taken), key=lambda c: c.id)
 
     def total(self, algorithm: Algorithm[Any], state: Any, uploads: Iterable[Upload], round: Round) -> Tensor:
-        """The sum of the clipped changes, (n,) in float64; zeros without uploads."""
-        changes, bound = self._changes(algorithm, state, round), self._clip
-        total = torch.zeros_like(changes.nothing)
+        """The sum of the clipped changes, (n,) in float64; zeros without uploads. Where the clip is adaptive, a sum of
+        bits follows: 1/2 for a change within the clip, else -1/2."""
+        changes, bound = self._changes(algorithm, state, round), self.clip(round.attempt)
+        total, bits = torch.zeros_like(changes.nothing), 0.0
         for upload in uploads:
-            total += clipped(changes.of(algorithm.expand(state, upload)), bound)
-        return total
+            change = changes.of(algorithm.expand(state, upload))
+            inside = clipped(change, bound)
+            total += inside
+            bits += 0.5 if inside is change else -0.5
+        return total if self._adaptive is None else torch.cat([total, total.new_tensor([bits])])
 
     def opened(self, algorithm: Algorithm[Any], state: Any, total: Tensor, round: Round) -> Any:
         """The next state, from ``total`` with noise. The same sum of the same attempt gets the same noise and spends
         once; another sum of the attempt gets other noise and spends again."""
-        digest = hashlib.sha256(total.numpy().astype("<f8", copy=False).tobytes()).hexdigest()
-        sums = self.releases.setdefault(round.attempt, [])
-        if digest not in sums:
-            sums.append(digest)
-            self.keep(self.releases)
-        assert self.config.privacy.noise is not None
-        noisy = noised(total, self.config.privacy.noise * self._clip, self.key, round.attempt)
+        digest, attempt, adaptive = _digest(total), round.attempt, self._adaptive
+        clip, noise = self.clip(attempt), self.config.privacy.noise
+        assert noise is not None
+        if adaptive is None:
+            noisy = noised(total, noise * clip, self.key, attempt)
+        else:
+            deviations = torch.full_like(total, adaptive.of_sum * clip)
+            deviations[-1] = adaptive.of_bits
+            seen = noised(total, deviations, self.key, attempt)
+            noisy, self.clips[attempt + 1] = seen[:-1], adaptive.after(clip, float(seen[-1]))
+        if self._account.spend(attempt, digest):
+            self.keep(self.releases, self.clips)
         mean = self._changes(algorithm, state, round).mean(noisy, float(self.expected), self.expected)
         return algorithm.finish(state, mean, round)
 
+    def clip(self, attempt: int) -> float:
+        """The clip of ``attempt``: where it is adaptive, it follows from the noisy bits of the attempt before."""
+        fixed = self.config.privacy.clip
+        if self._adaptive is None:
+            assert isinstance(fixed, float)
+            return fixed
+        return self.clips.get(max((known for known in self.clips if known <= attempt), default=-1), START)
+
+    @property
+    def _adaptive(self) -> AdaptiveClip | None:
+        privacy = self.config.privacy
+        return AdaptiveClip(privacy.noise or 0.0, self.expected) if privacy.clip == "adaptive" else None
+
     def epsilon(self, more: int = 0) -> float:
         """Epsilon of everything published so far, and of ``more`` rounds."""
-        privacy = self.config.privacy
-        assert privacy.noise is not None
-        assert privacy.delta is not None
-        counts = Counter(map(len, self.releases.values()))
-        counts[1] += more
-        known = tuple(sorted(counts.items()))
-        if known not in self._known:
-            self._known[known] = epsilon_of_sums(privacy.noise, self._share, counts, privacy.delta)
-        return self._known[known]
+        return self._account.epsilon(more)
 
     @property
     def exhausted(self) -> bool:
         """Whether another round would exceed ``privacy.budget``."""
-        budget = self.config.privacy.budget
-        return budget is not None and self.epsilon(1) > budget
+        return self._account.exhausted
 
-    @property
-    def _clip(self) -> float:
-        assert self.config.privacy.clip is not None
-        return self.config.privacy.clip
+    def _epsilon_of(self, rounds: Mapping[int, int]) -> float:
+        privacy = self.config.privacy
+        assert privacy.noise is not None
+        assert privacy.delta is not None
+        return epsilon_of_sums(privacy.noise, self._share, rounds, privacy.delta)
 
     def _changes(self, algorithm: Algorithm[Any], state: Any, round: Round) -> Changes:
         nobody = Client("", 1)
         trial = trial_upload(algorithm, algorithm.broadcast(state, nobody, round), nobody, round)
         return Changes.around(algorithm.expand(state, trial).params)
+
+
+def _digest(total: Tensor) -> str:
+    return hashlib.sha256(total.numpy().astype("<f8", copy=False).tobytes()).hexdigest()

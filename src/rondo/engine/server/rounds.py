@@ -15,7 +15,7 @@ from rondo.engine.server.diagnostics import diagnose
 from rondo.engine.server.exchange import Exchange, RoundContext, noted
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.server.sampling import sample
-from rondo.engine.server.spent import epsilons
+from rondo.engine.server.spent import epsilons, within_budget
 from rondo.engine.transport import Observer, Transport
 from rondo.engine.wire import serialization
 from rondo.engine.wire.envelope import Identity
@@ -80,9 +80,9 @@ class Server:
         """
         started, round, needed = time.perf_counter(), self.round(attempt), self.config.clients.min_clients
         if self.sum is None:
-            chosen = sample(self.config.clients, self.clients, round)
+            chosen = sample(self.config.clients, self._able(round), round)
         else:
-            chosen, needed = self.sum.sample(self.clients, round), self.sum.least
+            chosen, needed = self.sum.sample(self._able(round), round), self.sum.least
         turnout = self.transport.expected(chosen, round, ())
         diagnosed = self._diagnosed(round)
         setting = RoundContext(
@@ -102,7 +102,7 @@ class Server:
             setting.observer.round_started(attempt, len(turnout.asked))
             exchange = Exchange(setting, turnout)
             held: list[Upload] = []
-            uploads = noted(exchange, held) if diagnosed else iter(exchange)
+            uploads = noted(exchange, held, self._unpacked) if diagnosed else iter(exchange)
             cost = AggregationCost(serialization.tensors(self.state))
             new, fault = self._aggregated(uploads, round, cost)
             down, first_contact = down + exchange.down, first_contact + exchange.first_contact
@@ -199,6 +199,18 @@ class Server:
             return sum.opened(self.algorithm, self.state, total, round), None
         except (ArithmeticError, RuntimeError, ValueError) as error:
             return self.state, f"{type(error).__name__}: {error}".split("\n")[0]
+
+    def exhausted(self, attempt: int) -> bool:
+        """Whether ``privacy.budget`` of rows leaves too few clients for attempt ``attempt``."""
+        left, needed = self._able(self.round(attempt)), self.config.clients.min_clients
+        return len(left) < min(needed, len(self.clients)) or (not left and len(self.clients) > 0)
+
+    def _able(self, round: Round) -> Sequence[Client]:
+        steps = self.ledger.private_steps
+        return within_budget(self.config, self.algorithm, self.state, self.clients, steps, round)
+
+    def _unpacked(self, upload: Upload) -> Upload:
+        return self.algorithm.expand(self.state, upload) if self.algorithm.traits.packed else upload
 
     def _diagnosed(self, round: Round) -> bool:
         every = 0 if self.config.hides_uploads else self.config.evaluation.diagnostics_every

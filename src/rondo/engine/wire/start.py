@@ -2,7 +2,7 @@
 
 Neither rows nor training have touched the first state. A client has the base model, and the run's configuration with
 its seed, so it computes the tensors by the code that the server runs. The server sends their versions
-(docs/adr/0023-the-start-is-a-seed.md).
+(docs/dev/adr/0023-the-start-is-a-seed.md).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ A folder of keys::
 
     ca/      ca.key ca.crt                              the authority; ca.key stays offline
     server/  ca.crt server.crt server.key roster.json   for the server
-    SITE/    ca.crt site.key site.json                  of a site
+    SITE/    ca.crt site.key site.json peers.json       of a site
 
 A site makes its own folder (:mod:`rondo.federation.identity.site_keys`). For a rehearsal on one machine, :func:`make`
 makes those of sites too.
@@ -103,6 +103,16 @@ class SiteKeys:
     key: Path
     private_key: ec.EllipticCurvePrivateKey
 
+    @property
+    def fingerprint(self) -> str:
+        """That of the site in a roster."""
+        return Enrolled(self.site, self.public_key, self.clients).fingerprint
+
+    @property
+    def public_key(self) -> str:
+        """The public key in PEM, as a roster has it."""
+        return certificates.public_pem(self.private_key.public_key()).decode()
+
     @classmethod
     def read(cls, folder: Path) -> SiteKeys:
         """Read and check ``folder``: every file is there, the authority is valid today, and its owner alone can read
@@ -186,7 +196,10 @@ def _make(
         new_files[f"{site.name}/site.json"] = about(site.name, site.clients, hosts[0])
     if not new_files:
         raise ConfigError.at("--clients", f"nothing to make: {str(folder)!r} has its server's keys; name new sites")
-    new_files[f"server/{roster.FILE}"] = Roster((*old.sites, *new_sites)).content()
+    known = (*old.sites, *new_sites)
+    for site in new_sites:
+        new_files[f"{site.name}/{roster.PEERS}"] = roster.peers(known, certificates.now().date())
+    new_files[f"server/{roster.FILE}"] = Roster(known).content()
     try:
         _appear(folder, new_files)
     except OSError as error:

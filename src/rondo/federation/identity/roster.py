@@ -32,7 +32,8 @@ try:
 except ModuleNotFoundError as error:
     raise missing(error) from None
 
-FILE = "roster.json"
+FILE, PEERS = "roster.json", "peers.json"
+"""The server's file, and the file of a site with the others (:mod:`rondo.federation.identity.peers`)."""
 
 _CURVES = ("secp256r1", "secp384r1", "secp521r1")
 """Curves that Flower takes (the NIST curves), without those below 128 bits of security."""
@@ -113,6 +114,13 @@ class Roster:
         """The bytes of the file."""
         sites = [dataclasses.asdict(site) for site in self.sites]
         return (json.dumps({"sites": sites}, indent=2, ensure_ascii=False, default=date.isoformat) + "\n").encode()
+
+
+def peers(sites: Sequence[Enrolled], today: date) -> bytes:
+    """The bytes of a file for sites: the names and keys of those of ``sites`` whose keys count today."""
+    valid = [site for site in sites if site.valid(today)]
+    entries = [{"name": s.name, "public_key": s.public_key, "expires": s.expires} for s in valid]
+    return (json.dumps({"sites": entries}, indent=2, ensure_ascii=False, default=date.isoformat) + "\n").encode()
 
 
 def canonical(public_key: bytes) -> str:

@@ -24,15 +24,19 @@ from rondo.data.sources import Source, read_rows
 from rondo.engine.crew import Workers
 from rondo.engine.remote import RemoteTransport
 from rondo.engine.remote_scoring import RemoteScorer
+from rondo.engine.server.masked_sum import MaskedSum
 from rondo.engine.server.ranks import client_ranks
+from rondo.engine.sums import fixed_point
 from rondo.engine.wire.envelope import Identity
 from rondo.errors import ConfigError, Problem
 from rondo.federation.plan import Plan
+from rondo.federation.server.masked_rounds import masked_rounds
+from rondo.federation.server.saved_sum import SavedSum
 from rondo.federation.server.sites import Sites
 from rondo.params import Params
 from rondo.runs.assemble import Assembly, Federation, Start, assemble, looked
 from rondo.runs.samples import check_samples
-from rondo.runs.wrapping import make_algorithm
+from rondo.runs.wrapping import compressed, make_algorithm
 from rondo.tasks.make import task_class
 from rondo.tasks.row_checks import value_name, value_problem
 from rondo.tasks.task import Example, Task
@@ -53,23 +57,26 @@ def check(config: RunConfig) -> None:
         ("data.more_tests", bool(more) and not all(map(is_path, more)), "the server has files, and no splits"),
         ("data.more_tests", bool(more) and config.data.test_source is None, "they stand beside data.test_source"),
         ("clients.sampling", config.clients.sampling == "weighted", "sizes of sites that are away are not known"),
-        ("privacy.unit", config.privacy.unit == "example", "no site's contract decides on it yet"),
         ("faults", config.faults != FaultsConfig(), "faults are rehearsed in a simulation"),
-        ("privacy.secure_aggregation", config.privacy.secure_aggregation, "sites mask no upload in this version"),
         ("problem", config.task.kind == "linear", "rows of a linear problem are drawn in a simulation"),
     ):
         if there:
             problems.append(Problem(path, f"{reason}: remove it"))
+    if config.privacy.unit is not None and config.task.labels is None and task_class(config.task.kind).classes:
+        message = "the classes would be those of the sites' rows, so a name tells of a row: name them all"
+        problems.append(Problem("task.labels", message))
     if problems:
         raise ConfigError(problems)
 
 
 @dataclass(frozen=True)
 class RemoteRun(Assembly):
-    """A run whose clients are at ``sites``."""
+    """The run ``run``, whose clients are at ``sites``."""
 
     sites: Sites
     run: str
+    saved: SavedSum
+    """The state of a masked sum."""
 
     def start(self) -> Start:
         """Make the first state. No step is taken here, so none is measured."""
@@ -87,6 +94,8 @@ class RemoteRun(Assembly):
         enough = config.clients.per_round if config.clients.over_select else None
         transport = RemoteTransport(self.sites, identity, enough)
         server = self.server(transport, identity, start.state, kept)
+        if isinstance(server.sum, MaskedSum):
+            server.transport, server.sum = masked_rounds(transport, self.sites, server.sum, self.saved, self.sites.tell)
         scorer = self.scorer(kept)
         parts = {f.name: getattr(scorer, f.name) for f in fields(scorer)}
         return Federation(server, RemoteScorer(**parts, server=server, transport=transport))
@@ -140,9 +149,11 @@ def ready(config: RunConfig, device: str, clients: Collection[str]) -> Assembly 
 
 
 def check_clients(config: RunConfig, count: int) -> None:
-    """Raise :class:`ConfigError` where ``count`` clients are too few, or not those that lists have values for."""
-    if problems := list(client_checks(config.clients, count)):
+    """Raise :class:`ConfigError` where ``count`` clients are too few, or not those that lists have values for, or too
+    many for the numbers of a masked sum."""
+    if problems := list(client_checks(config, count)):
         raise ConfigError(problems)
+    fixed_point(config, count)
 
 
 def _check_unlabelled(config: RunConfig, clients: Collection[str]) -> None:
@@ -151,7 +162,7 @@ def _check_unlabelled(config: RunConfig, clients: Collection[str]) -> None:
     algorithm = make_algorithm(config)
     column, names = config.task.label or "", {"0": None, "1": None}
     for key, file in _test_files(config).items():
-        table = read_rows(file, key, Room(config.data.max_read_mb))
+        table = read_rows(file, key, Room.of(config.data))
         values = {value_name(row[column]): None for row in table if value_problem(row, 0, column) is None}
         other_rows(config, file, tuple(values), key=key)
         names = values if len(values) > 1 else names
@@ -161,7 +172,7 @@ def _check_unlabelled(config: RunConfig, clients: Collection[str]) -> None:
     )
     problems = list(outline.problems)
     try:
-        client_ranks(config, algorithm, outline.sites, len(clients))
+        client_ranks(config, compressed(config.compression, algorithm), outline.sites, len(clients))
     except ConfigError as error:
         problems += error.problems
     if problems:
@@ -222,20 +233,21 @@ def with_clients(
     return replace(assembly, population=replace(assembly.population, members=members))
 
 
-def at_sites(assembly: Assembly, sites: Sites, run: str) -> RemoteRun:
-    """The run whose clients are at ``sites``, which have been waited for."""
+def at_sites(assembly: Assembly, sites: Sites, saved: SavedSum) -> RemoteRun:
+    """The run ``saved.run``, whose clients are at ``sites``, which have been waited for."""
     examples = {c: n for c, n in sorted(sites.examples().items()) if c in assembly.population.members}
     clients = {c: {"train": n, "validation": 0, "labels": None} for c, n in examples.items()}
     rows = sum(examples.values())
     report = {**assembly.population.report, "clients": clients, "rows": rows, "rows_used": rows}
     assembly = replace(assembly, population=replace(assembly.population, report=report))
     parts = {f.name: getattr(assembly, f.name) for f in fields(assembly)}
-    return RemoteRun(**parts, sites=sites, run=run)
+    return RemoteRun(**parts, sites=sites, run=saved.run, saved=saved)
 
 
 def plan_of(config: RunConfig, run: str, labels: tuple[str, ...] | None, model: str) -> Plan:
     """The plan of a run, for a site that is not named yet."""
-    absent = None if config.has_factors else {"adapter"}  # the section itself says that factors are trained
+    # The section adapter itself says that factors are trained, and a site follows no trackers of the server's.
+    absent = {"track", *([] if config.has_factors else ["adapter"])}
     content = config.model_dump(mode="json", exclude=absent)
     return Plan(run, content, None, labels, model, __version__, torch.get_num_threads())
 

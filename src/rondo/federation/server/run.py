@@ -14,6 +14,7 @@ from typing import Any
 
 from rondo.config.load import load
 from rondo.config.schema import RunConfig
+from rondo.engine.sums import check_colluding
 from rondo.engine.transport import Observer
 from rondo.errors import ConfigError, DiskFailed, RunInterrupted, RunStopped, StopRequested, headed
 from rondo.federation.identity.keys import ServerKeys
@@ -35,6 +36,7 @@ from rondo.federation.server.remote_run import (
     with_clients,
     without_rows,
 )
+from rondo.federation.server.saved_sum import SavedSum
 from rondo.federation.server.sites import Sites
 from rondo.federation.server.standing import Attendance
 from rondo.runs import launch
@@ -76,6 +78,10 @@ def serve(
     listening.check()
     ServerKeys.read(listening.keys)
     clients = Clients(listening.keys, told)
+    if settings.privacy.secure_aggregation and len(clients.sites) < 2:
+        message = "a sum of one site is its own part, and the roster has one: add another, or remove it"
+        raise ConfigError.at("privacy.secure_aggregation", message)
+    check_colluding(settings, len(clients.sites))
     stop, observer = stop or threading.Event(), observer or Quiet()
     settings = without_rows(settings)
     observer.phase("loading")
@@ -91,10 +97,12 @@ def serve(
             record.enrol(clients.sites)
             check_clients(settings, len(clients))
             record.ranks = ranks_of(assembly, clients)
-            assembly = at_sites(with_clients(assembly, clients, sites.examples, record.ranks), sites, record.run)
+            saved = SavedSum(record.run)
+            assembly = at_sites(with_clients(assembly, clients, sites.examples, record.ranks), sites, saved)
 
             def prepare(directory: RunDirectory) -> None:
                 _keep(record, sites, directory)
+                saved.path = directory.path
                 told(record.bits)
 
             seen = Attendance(observer, sites.standings, clients)
@@ -147,7 +155,8 @@ def resume(
                 sites.counts |= _counts(directory)
                 sites.offer(plan_of(settings, record.run, assembly.labels, assembly.model_sha256))
                 gather(settings, sites, clients, listening.wait, told, resumed=True)
-                assembly = at_sites(with_clients(assembly, clients, sites.examples, ranks), sites, record.run)
+                saved = SavedSum(record.run, directory.path)
+                assembly = at_sites(with_clients(assembly, clients, sites.examples, ranks), sites, saved)
 
                 def prepare() -> None:
                     record.enrol(clients.sites, changes)

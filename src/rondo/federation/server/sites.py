@@ -48,9 +48,11 @@ class Line(Protocol):
 
 @dataclass(eq=False)
 class _Letter:
-    """A letter to a client that is not answered yet."""
+    """A letter that is not answered yet. ``name``: its client, or its site where it is to none of its clients."""
 
-    client: str
+    name: str
+    site: str
+    kind: str
     data: bytes
     largest: int
     """Bytes of the largest reply."""
@@ -286,7 +288,26 @@ class Sites:
 
     def send(self, client: str, data: bytes, largest: int) -> None:
         """See :class:`rondo.engine.remote.Messenger`."""
-        self._waiting.append(_Letter(client, data, largest, time.monotonic()))
+        self._waiting.append(_Letter(client, self._site_of[client], "round", data, largest, time.monotonic()))
+
+    def ask(self, site: str, kind: str, data: bytes, largest: int) -> None:
+        """Send a letter to ``site`` itself, whose reply has at most ``largest`` bytes. :meth:`replies` gives it by the
+        site's name."""
+        self._waiting.append(_Letter(site, site, kind, data, largest, time.monotonic()))
+
+    def tell(self, line: str) -> None:
+        """Tell the server's owner a line of text."""
+        self._told(line)
+
+    def site_of(self, client: str) -> str:
+        """The site of a client."""
+        return self._site_of[client]
+
+    @property
+    def plan_digest(self) -> str:
+        """:attr:`~rondo.federation.plan.Plan.digest` of the plan that is offered."""
+        assert self._plan is not None
+        return self._plan.digest
 
     def replies(self) -> Iterator[tuple[str, bytes]]:
         """See :class:`rondo.engine.remote.Messenger`. A letter is sent again to a site that was started anew. Raises
@@ -303,7 +324,7 @@ class Sites:
                 came = [(x, reply) for x in self._waiting if (reply := self._link.reply(x.number)) is not None]
                 for letter, reply in came:
                     self._waiting.remove(letter)
-                    yield letter.client, reply
+                    yield letter.name, reply
                 if not came:
                     heard = self._link.wait(heard, _BREATH / 2 if unsent else _LOOK)
         finally:
@@ -320,7 +341,7 @@ class Sites:
         for name in present:
             absent.pop(name, None)
         for letter in list(self._waiting):
-            site = self._site_of[letter.client]
+            site = letter.site
             overdue = self._deadline is not None and now - letter.sent > self._deadline
             anew = site in consents and present[site] != letter.since
             away = site not in present and now - absent.setdefault(site, now) >= self._patience
@@ -329,6 +350,6 @@ class Sites:
                 self._waiting.remove(letter)
             elif anew:
                 self._link.forget(letter.number)
-                number = self._link.send(site, "round", letter.data, self._deadline or _DAY, letter.largest)
+                number = self._link.send(site, letter.kind, letter.data, self._deadline or _DAY, letter.largest)
                 if number is not None:
                     letter.number, letter.since, letter.times = number, present[site], letter.times + 1

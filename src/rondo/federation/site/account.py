@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rondo.federation.site.audit import AuditLine
+from rondo.federation.site.ledger import Ledger
 from rondo.report.terminal import human_bytes
 
 
@@ -38,6 +40,14 @@ def account(lines: Iterable[AuditLine]) -> Iterator[str]:
         yield f"{day}, run {run}" if run else f"{day}, before a run"
         yield from (f"  {sentence}" for sentence in _sentences(summed.letters))
     yield f"{count} letters; " + ("; ".join(faults) if faults else "each line follows the one before it")
+
+
+def spent(folder: Path, delta: float = 1e-5) -> Iterator[str]:
+    """Epsilon of the private trainings in a site's ``folder``, per file of rows."""
+    for file, runs, epsilon in Ledger(folder, {}).accounts(delta):
+        many = "run" if runs == 1 else "runs"
+        told = f"epsilon {epsilon:.3g} at delta {delta:g}"
+        yield f"rows {file}, private in {runs} {many}: {told}, with all that was spent on rows among them"
 
 
 def letters(lines: Iterable[AuditLine]) -> Iterator[str]:
@@ -80,9 +90,13 @@ def _sentences(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     uploads = [entry for entry in left if entry["kind"] == "upload"]
     if uploads:
         yield from _uploads(uploads)
-    scores = [entry for entry in left if entry["kind"] == "scores"]
+    yield from _sums(left)
+    answers = [entry for entry in left if entry["kind"] == "scores"]
+    scores = [entry for entry in answers if entry["content"].get("scores")]
     if scores:
-        yield f"{_of(scores, 'letters with scores')}, such as {_value(scores[-1]['content'].get('scores'))}"
+        yield f"{_of(scores, 'letters with scores')}, such as {_value(scores[-1]['content']['scores'])}"
+    if len(scores) < len(answers):  # the contract keeps them, or there are no rows to score on
+        yield _of([entry for entry in answers if entry not in scores], "answers without the scores asked for")
     reasons: dict[str, int] = {}
     for entry in left:
         if entry["kind"] in ("reason", "failure"):
@@ -105,6 +119,19 @@ def _uploads(uploads: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     shown = ", ".join(tensors[:4]) + (f" and {len(tensors) - 4} more" if len(tensors) > 4 else "")
     yield f"  tensors: {shown}"
     yield f"  losses: {losses[0]:.3f} to {losses[-1]:.3f}" if losses else "  losses: none left"
+
+
+def _sums(left: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The masked vectors and the sums that were opened."""
+    vectors = [entry for entry in left if entry["kind"] == "masked vector"]
+    opened = [entry for entry in left if entry["kind"] == "shares"]
+    if vectors:
+        clients = ", ".join(sorted({client for entry in vectors for client in entry["content"]["clients"]}))
+        yield f"{_of(vectors, 'masked vectors')} of {clients}"
+    if opened:
+        rounds = len({entry["round"] for entry in opened})
+        fewest = min(len(entry["content"]["sites"]) for entry in opened)
+        yield f"  of which {rounds} in sums that were opened, each of {fewest} sites at least"
 
 
 def _of(entries: Sequence[Mapping[str, Any]], what: str) -> str:

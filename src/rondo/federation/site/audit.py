@@ -231,11 +231,13 @@ def _changes(path: str, was: Any, now: Any) -> Iterator[dict[str, Any]]:
 
 
 def kind_of(reply: Reply) -> str:
-    """The kind of a reply's letter."""
+    """The kind of a reply's letter. An empty one says that a client has trained, for a masked sum."""
     if reply.upload:
         return "upload"
     if reply.reason in _FAILURES:
         return "failure"
+    if reply == Reply():
+        return "trained"
     return "scores" if reply.scores is not None else "reason" if reply.reason else "held"
 
 

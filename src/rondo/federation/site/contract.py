@@ -14,8 +14,11 @@ from pydantic import Field
 
 from rondo import algorithms
 from rondo.config import toml_file
+from rondo.config.checks import text_form_checks
 from rondo.config.explain import explain, merged
+from rondo.config.inputs import Name
 from rondo.config.section import Fraction, Positive, Section
+from rondo.data.files.room import TextForm
 from rondo.errors import ConfigError, Problem, UnknownAlgorithm
 
 FILE = Path("site.toml")
@@ -37,11 +40,21 @@ class RowsTerms(Section):
     most_labels: Positive = 20
     """Most distinct values of a label column. A column with more, or with nearly one per row, has no classes, and is
     refused."""
+    separator: str | None = None
+    """Character between the columns of CSV and TSV files, such as ``";"``, which Excel writes in German. Left out, a
+    comma or a tab, by the file's ending."""
+    encoding: str = "utf-8"
+    """Encoding of text files (CSV, TSV, JSON), such as ``"cp1252"``, which Excel writes in Western Europe."""
     largest_held_back: Fraction = 0.5
     """Largest share of the rows that a run may hold back for scores."""
     largest_left_out: Fraction = 0.1
     """Largest share of the rows that a run may leave out as bad (``data.bad_rows = "drop"``). The rows that such a run
     keeps are the server's choice."""
+
+    @property
+    def form(self) -> TextForm:
+        """The form of text files."""
+        return TextForm(self.separator, self.encoding, "rows.")
 
 
 class TrainingTerms(Section):
@@ -62,7 +75,8 @@ class TrainingTerms(Section):
     least_steps: Positive = 8
     """Least steps of each training behind an upload; a pass over all of a client's rows will do in their place."""
     least_clients: Positive = 2
-    """Fewest clients that a round must ask. The server says how many it asks, and the site believes it."""
+    """Fewest clients that a round must ask. The server says how many it asks, and the site believes it. Where uploads
+    are masked, also the fewest sites in a sum, whose signatures the site checks."""
     minutes_per_round: _Amount = 60.0
     """Most minutes of training and scoring per letter."""
     minutes_per_run: _Amount = 1440.0
@@ -76,6 +90,26 @@ class TrainingTerms(Section):
     allow_code: bool = False
     """Whether a run may use code of one's own (``package.module:Class``). Code never travels: it is imported from this
     site's disk."""
+
+
+class PrivacyTerms(Section):
+    """The protections that a run must have, and the epsilon that runs may spend on the rows, whose noise this site adds
+    itself. The account of it is in this site's folder, over all runs, and no server can change it."""
+
+    require: list[Literal["example-dp", "client-dp", "secure-aggregation"]] = Field(default_factory=list)
+    """Protections that a plan must have: noise in each step (``privacy.unit = "example"``), noise in the masked upload
+    (``privacy.unit = "client"`` with ``adversary = "server"``), masks (``privacy.secure_aggregation``)."""
+    max_epsilon: _Amount | None = None
+    """Largest epsilon of all private runs on the same rows, or persons; a plan without noise of this site is then
+    refused. Left out, it is counted and not limited."""
+    least_colluding: Annotated[int, Field(ge=0)] = 1
+    """Fewest sites that a plan with noise in masked uploads must count as colluding with the server
+    (``privacy.colluding``)."""
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    """The delta of that epsilon; below 1 over the number of rows, or persons."""
+    persons: Name | None = None
+    """Column that says whose a row is: a private run must protect persons (``privacy.group``), and not single rows.
+    It is read for that, and for nothing else."""
 
 
 class OutgoingTerms(Section):
@@ -113,6 +147,7 @@ class Contract(Section):
 
     rows: RowsTerms = Field(default_factory=RowsTerms)
     training: TrainingTerms = Field(default_factory=TrainingTerms)
+    privacy: PrivacyTerms = Field(default_factory=PrivacyTerms)
     outgoing: OutgoingTerms = Field(default_factory=OutgoingTerms)
     incoming: IncomingTerms = Field(default_factory=IncomingTerms)
 
@@ -131,7 +166,7 @@ class Contract(Section):
 
     def _faults(self) -> list[Problem]:
         """Faults beyond the types of the keys."""
-        problems = []
+        problems = list(text_form_checks(self.rows.separator, self.rows.encoding, "rows."))
         if not self.rows.inputs:
             problems.append(
                 Problem("rows.inputs", "names no column, so nothing can be read: name those that runs may read")

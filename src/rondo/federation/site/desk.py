@@ -3,11 +3,10 @@ knows no network."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -15,21 +14,29 @@ from pathlib import Path
 import torch
 
 from rondo.algorithm import Client, Shared
+from rondo.config.schema import RunConfig
 from rondo.data.files.tables import Rows
+from rondo.data.population import Member
 from rondo.engine.client.local_round import LocalRound
 from rondo.engine.client.party import Party
-from rondo.engine.transport import Answer
+from rondo.engine.wire import masked
 from rondo.engine.wire.envelope import short
 from rondo.engine.wire.letters import Reply, Request
 from rondo.engine.wire.start import start_of
 from rondo.errors import StopRequested
 from rondo.federation.environment import here
+from rondo.federation.identity.peers import Voice
+from rondo.federation.letter import SUMS
 from rondo.federation.plan import Consent, End, NotAPlan, Plan
 from rondo.federation.site import audit, terms
 from rondo.federation.site.audit import Audit, Unwritten
 from rondo.federation.site.contract import Contract
 from rondo.federation.site.disk import Disk
 from rondo.federation.site.joining import Declined, Joining, Offer, for_the_server
+from rondo.federation.site.ledger import Allowance, Ledger
+from rondo.federation.site.sum_allowance import allowance_of
+from rondo.federation.site.sums import Sums
+from rondo.federation.site.withheld import Withheld
 from rondo.params import Params
 from rondo.process import on_threads
 from rondo.runs.assemble import Assembly
@@ -64,7 +71,7 @@ class Desk:
     ``contract``: what its owner allows.
     ``asked``: asks the owner about a plan that was not seen before.
     ``told``: called with a line of text per change.
-    ``model``: see :class:`Joining`.
+    ``model``, ``tests``, ``voice``: see :class:`Joining`.
     """
 
     rows: Mapping[str, Rows]
@@ -75,21 +82,31 @@ class Desk:
     told: Callable[[str], None]
     stop: threading.Event
     model: str | None = None
+    tests: Mapping[str, Rows] = field(default_factory=dict)
+    voice: Voice | None = None
     parties: dict[str, Party] = field(default_factory=dict)
     _plan: str = ""
     """Digest of the plan that ``parties`` were made for."""
     _run: str = ""
     """The name of its run."""
     _disk: Disk | None = None
+    _sums: Sums | None = None
+    """The masked sums of the run; None where uploads leave as they are."""
     _audit: Audit | None = None
 
     def __post_init__(self) -> None:
-        allowed = {*self.contract.rows.inputs, *self.contract.rows.labels}
-        rows = {
-            client: [{c: row[c] for c in row if c in allowed} for row in given] for client, given in self.rows.items()
-        }
-        self.joining = Joining(rows, self.device, self.contract, self.model)
+        self.ledger = Ledger(self.folder, self.rows, self.contract.rows.inputs, self.contract.privacy.persons)
+        rows, tests = self._allowed(self.rows), self._allowed(self.tests)
+        self.joining = Joining(rows, self.device, self.contract, self.ledger, self.model, tests, self.voice)
         self._until = Until(self.stop)
+
+    def _allowed(self, of_clients: Mapping[str, Rows]) -> dict[str, Rows]:
+        """Rows without the columns that no run may read."""
+        persons = self.contract.privacy.persons
+        allowed = {*self.contract.rows.inputs, *self.contract.rows.labels, *([persons] if persons else ())}
+        return {
+            client: [{c: row[c] for c in row if c in allowed} for row in rows] for client, rows in of_clients.items()
+        }
 
     def answer(self, kind: str | None, letter: bytes) -> bytes:
         """The answer to a letter of a kind of :data:`rondo.federation.letter.KINDS`. Raises
@@ -99,6 +116,8 @@ class Desk:
             return self._consent(letter)
         if kind == "round":
             return self._round(letter)
+        if kind in SUMS:
+            return self._sum(kind, letter)
         if kind == "end":
             self.audit.note("in", "end", letter, {"reason": End.decode(letter).reason}, run=self._run)
         return b""
@@ -111,6 +130,8 @@ class Desk:
         if kind == "plan":
             consent = Consent({}, refused=reason)
             content, data = audit.of_consent(consent), consent.encode()
+        elif kind in SUMS:
+            content, data = {"reason": reason}, masked.Refusal("too_large", reason).encode()
         else:
             reply = Reply(reason="refused", detail=reason)
             content, data = audit.of_reply(reply), reply.encode()
@@ -152,7 +173,7 @@ class Desk:
         except Exception as error:  # a plan can be anything, and name what no disk takes
             if isinstance(error, NotAPlan):
                 self.audit.note("in", "unreadable", letter, {"reason": str(error)})
-            self.parties, self._plan = {}, ""
+            self.parties, self._plan, self._sums = {}, "", None
             (self.folder / _PLAN).unlink(missing_ok=True)
             answer = Consent({}, refused=for_the_server(error))
             reason = "; ".join(line.strip() for line in str(error).splitlines()) or type(error).__name__
@@ -165,7 +186,7 @@ class Desk:
 
     def _joined(self, plan: Plan) -> Consent:
         """Take part. Raises :class:`Declined`, :class:`ConfigError`, and whatever a plan that is none leads to."""
-        digest = hashlib.sha256(replace(plan, clients=()).encode()).hexdigest()
+        digest = plan.digest
         if plan.labels is None or digest != self._plan:
             self.told(f"run {plan.run}: a plan has come; reading it")
             offer = self.joining.offer(plan)
@@ -176,10 +197,11 @@ class Desk:
                 return Consent(self.joining.counts(plan), offer.labels, environment=here())
             assert offer.assembly is not None
             self.parties = self._parties(plan, offer.assembly, self.joining.counts(plan))
+            self._sums = self._masked_sums(plan, offer.assembly.config)
             self._plan, self._run = digest, plan.run
             durable.write(self.folder / _PLAN, plan.encode())
             self.told("ready: " + ", ".join(f"{name} ({count} examples)" for name, count in offer.examples.items()))
-        clients = {name: len(party.examples) for name, party in self.parties.items()}
+        clients = {name: len(party.member.train) for name, party in self.parties.items()}
         return Consent(clients, environment=here())
 
     def _ask(self, offer: Offer) -> None:
@@ -204,17 +226,31 @@ class Desk:
         parties = {}
         for name, member in assembly.population.members.items():
             kept: dict[str, Params] = {}
-            network, task, train = assembly.model.network, assembly.task, tuple(member.train)
+            network, task = assembly.model.network, assembly.task
             local = LocalRound(assembly.algorithm, network, task, assembly.config, kept, assembly.prefix, self._until)
+            if (noise := assembly.config.privacy.noise) is not None and assembly.config.privacy.unit == "example":
+                spend = Allowance(self.ledger, self.contract.privacy, plan.run, noise, self.told)
+                local = replace(local, spend=spend)
             scorer = assembly.scorer(kept)
             scorer = replace(scorer, fitting=replace(scorer.fitting, stop=self._until))
-            party = Party(name, plan.model, local, train, scorer, tuple(member.validation), kept)
-            rows = terms.rows_behind(len(train), counts[name], assembly.config.data.validation_fraction)
-            party.withheld, party.start = _Withheld(self.contract, rows, len(train), embedded), start
+            own = Member(member.client, member.trained(), tuple(member.validation), tuple(member.test))
+            party = Party(own, plan.model, local, scorer, kept)
+            rows = terms.rows_behind(len(own.train), counts[name], assembly.config.data.validation_fraction)
+            party.withheld, party.start = Withheld(self.contract, rows, len(own.train), embedded), start
             if (damage := self._disk.load(party)) is not None:
                 self.told(damage)
             parties[name] = party
         return parties
+
+    def _masked_sums(self, plan: Plan, config: RunConfig) -> Sums | None:
+        if not config.privacy.secure_aggregation:
+            return None
+        assert self.voice is not None
+        assert self._disk is not None
+        least, largest = max(2, self.contract.training.least_clients), self.contract.outgoing.largest_mb * 1e6
+        facts = (plan.run, plan.digest, plan.model)
+        allowance = allowance_of(config, self.ledger, self.contract.privacy, plan.run, self.told)
+        return Sums(self._disk.folder, self.voice, least, largest, *facts, config, self.audit, self.told, allowance)
 
     # --- a round --------------------------------------------------------------------------------------------------
 
@@ -251,13 +287,35 @@ class Desk:
         if reply.upload:
             loss = "" if reply.loss is None else f", loss {reply.loss:.3f}"
             self.told(f"round {attempt + 1}: {client} trained{loss}, {len(letter)} bytes in, {len(data)} out")
+        elif reply == Reply():
+            self.told(f"round {attempt + 1}: {client} trained, {len(letter)} bytes in")
         elif reply.reason:
             self.told(f"round {attempt + 1}: {client} has no upload: {reply.reason}: {reply.detail}")
         return data
 
-    def _reply(self, request: Request) -> Reply:
-        if not self.parties and (self.folder / _PLAN).is_file():  # a process of its own for every letter
+    def _restore(self) -> None:
+        """Take up the last plan, for a program that gets another letter before it or a process of its own for each."""
+        if not self.parties and (self.folder / _PLAN).is_file():
             self._joined(Plan.decode((self.folder / _PLAN).read_bytes()))
+
+    def _sum(self, kind: str, letter: bytes) -> bytes:
+        """Answer a letter of a masked sum."""
+        reason = "no run of this site masks its uploads"
+        try:
+            self._restore()
+        except (StopRequested, Unwritten):
+            raise
+        except Exception as error:  # as in a round
+            reason = for_the_server(error)
+        if self._sums is not None:
+            return self._sums.answer(kind, letter)
+        self.audit.note("in", f"{kind} asked", letter, {}, run=self._run)
+        data = masked.Refusal("wrong_run", reason).encode()
+        self.audit.note("out", "reason", data, {"reason": "wrong_run", "detail": reason}, run=self._run)
+        return data
+
+    def _reply(self, request: Request) -> Reply:
+        self._restore()
         party = self.parties.get(request.client.id)
         if party is None:
             return Reply(reason="refused", detail=f"{short(request.client.id)} is no client of this site")
@@ -276,6 +334,9 @@ class Desk:
             # On the disk before it leaves: what was trained counts once the server says so.
             assert self._disk is not None
             self._disk.save(party)
+        if self._sums is not None and reply.upload:  # which stays here: a sum takes it up
+            reason = self._sums.keep(party, request, reply.upload)
+            return Reply() if reason is None else Reply(reason="refused", detail=reason)
         return reply
 
     def _beyond(self, request: Request) -> str | None:
@@ -289,10 +350,17 @@ class Desk:
             return "this is no round of this run"
         if (name := terms.misshapen(request.parcel.params, party.local.network)) is not None:
             return f"{short(name)} has not the form of this site's model"
+        if request.scores and config.privacy.unit is not None:
+            return "scores on rows have no noise, and this run is differentially private"
+        if self._sums is not None and request.scores:
+            return "its uploads are masked, so no scores of single clients leave"
+        if self._sums is not None and (reason := self._sums.beyond(request.client.id)) is not None:
+            return reason
         if request.asked < training.least_clients and not request.scores:
             return f"{request.asked} clients are asked, and its owner wants {training.least_clients} at least"
         # A training that fails tells something too: tensors can be made so that it fails by a certain row.
-        left = self.audit.left("scores") if request.scores else self.audit.left("upload") + self.audit.left("failure")
+        trained = ("upload", "trained", "failure")
+        left = self.audit.left("scores") if request.scores else sum(map(self.audit.left, trained))
         if left >= most:
             what = "scores" if request.scores else "uploads"
             return f"{left} {what} have left it today, as many as its owner allows"
@@ -303,12 +371,15 @@ class Desk:
     def _cut(self, request: Request, reply: Reply) -> Reply:
         """``reply`` without what its owner keeps back."""
         outgoing, party = self.contract.outgoing, self.parties.get(request.client.id)
-        trained, held_back = (0, 0) if party is None else (len(party.examples), len(party.validation))
+        trained = 0 if party is None else len(party.member.train)
         loss, scores = reply.loss, reply.scores
         if not outgoing.losses or trained < outgoing.least_rows_scored:
             loss = None
-        if scores and (not outgoing.scores or held_back < outgoing.least_rows_scored):
-            scores = {}
+        if scores and party is not None:
+            if not outgoing.scores or len(party.scored) < outgoing.least_rows_scored:
+                scores = {}
+            elif len(party.member.validation) < outgoing.least_rows_scored:  # those beside test rows of its own
+                scores = {kind: scores[kind] for kind in scores if kind != "validation"}
         loss = _rounded(loss, outgoing.decimals)
         if scores:
             scores = {k: {n: _rounded(v, outgoing.decimals) for n, v in m.items()} for k, m in scores.items()}
@@ -327,24 +398,3 @@ _PLAN, _CONSENTED = "plan.json", "consented"
 
 def _rounded(number: float | None, decimals: int | None) -> float | None:
     return number if number is None or decimals is None else round(number, decimals)
-
-
-@dataclass(frozen=True)
-class _Withheld:
-    """Gives the reason why an upload must not leave, by the work behind it and the tensors in it."""
-
-    contract: Contract
-    rows: int
-    """The client's training rows."""
-    examples: int
-    """The examples that they are trained as: windows of long rows, for instance."""
-    embedded: Collection[str]
-
-    def __call__(self, answer: Answer) -> str | None:
-        rows, steps = self.contract.training.least_rows, self.contract.training.least_steps
-        for done, seen in answer.work:
-            if done and (min(seen, self.rows) < rows or (done < steps and seen < self.examples)):
-                return f"less is behind it than the {rows} rows and {steps} steps that its owner wants"
-        assert answer.upload is not None
-        assert not isinstance(answer.upload, bytes)
-        return terms.refusal(terms.of_tensors(self.contract, answer.upload.params.keys(), self.embedded))

@@ -66,6 +66,10 @@ class Disk:
         file.parent.mkdir(parents=True, exist_ok=True)
         durable.write(file, hashlib.sha256(content).digest() + content)
 
+    @property
+    def folder(self) -> Path:
+        """The folder of the run."""
+        return self.path / hashlib.sha256(self.run.encode()).hexdigest()[:16]
+
     def _file(self, party: Party) -> Path:
-        run = hashlib.sha256(self.run.encode()).hexdigest()[:16]
-        return self.path / run / f"{quote(party.id, safe='')}.safetensors"
+        return self.folder / f"{quote(party.id, safe='')}.safetensors"

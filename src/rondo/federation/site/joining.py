@@ -21,10 +21,13 @@ from rondo.data.labels import label_names
 from rondo.data.sources import Source
 from rondo.errors import ConfigError
 from rondo.federation.environment import here
+from rondo.federation.identity.peers import Voice
 from rondo.federation.plan import NotAPlan, Plan
 from rondo.federation.site import terms
 from rondo.federation.site.contract import Contract
-from rondo.federation.site.terms import Term
+from rondo.federation.site.ledger import Ledger
+from rondo.federation.site.sums import of_sum
+from rondo.federation.site.term import Term
 from rondo.params import num_bytes
 from rondo.runs.assemble import Assembly, assemble
 from rondo.runs.given import Given
@@ -69,13 +72,19 @@ class Joining:
     """The owner's side of every plan.
 
     ``rows``: the rows of each client, by its id, with the contract's columns and no other.
+    ``ledger``: what was spent on them.
     ``model``: the site's own copy of the base model: a folder or file in place of the name in the plan.
+    ``tests``: test rows of clients, on which their models are scored in place of rows that a run holds back.
+    ``voice``: signs for masked sums; None for a site that has no peers.
     """
 
     rows: Mapping[str, Rows]
     device: str
     contract: Contract
+    ledger: Ledger
     model: str | None = None
+    tests: Mapping[str, Rows] = field(default_factory=dict)
+    voice: Voice | None = None
     _loaded: dict[str, Assembly] = field(default_factory=dict)
 
     def terms(self, plan: Plan) -> list[Term]:
@@ -83,7 +92,8 @@ class Joining:
         config, _ = self._read(plan)
         # Columns that a plan leaves open have a default.
         settled = resolved(config, Source(GIVEN, None, None, None))
-        return list(terms.of_plan(plan, settled, self.contract, self.model))
+        of_plan = terms.of_plan(plan, settled, self.contract, self.model)
+        return [*of_plan, *of_sum(settled, self.contract, self.voice)]
 
     def offer(self, plan: Plan) -> Offer:
         """``plan`` beside the contract. If its terms are kept, model and rows are loaded for it. Nothing leaves.
@@ -104,7 +114,7 @@ class Joining:
         assembly = self._assembly(plan, config, clients, labels)
         counts = {name: len(rows) for name, rows in clients.items()}
         uploads = list(terms.trials(assembly))
-        plan_terms += terms.of_training(self.contract, config, assembly, counts, uploads)
+        plan_terms += terms.of_training(self.contract, config, assembly, counts, uploads, self.ledger, plan.run)
         return Offer(plan, plan_terms, [*leaving, *self._per_round(assembly, uploads)], labels, assembly)
 
     def counts(self, plan: Plan) -> dict[str, int]:
@@ -116,7 +126,8 @@ class Joining:
         and :class:`ConfigError`."""
         if plan.rondo != __version__:
             raise Declined(f"the server has Rondo {plan.rondo}, this site {__version__}")
-        return self._config(plan), self._own(plan)
+        clients = self._own(plan)
+        return self._config(plan, tested=bool(self.tests.keys() & clients.keys())), clients
 
     def _own(self, plan: Plan) -> dict[str, Rows]:
         clients = {name: rows for name, rows in self.rows.items() if plan.clients is None or name in plan.clients}
@@ -124,12 +135,13 @@ class Joining:
             raise Declined("none of the clients that the roster has for it has rows here")
         return clients
 
-    def _config(self, plan: Plan) -> RunConfig:
+    def _config(self, plan: Plan, *, tested: bool) -> RunConfig:
         """The plan's configuration with this site's data, model and memory. Raises :class:`ConfigError`, and
         :class:`Declined` if it names files: the server does not say what is read here."""
         content: dict[str, Any] = {k: v for k, v in plan.config.items() if k not in ("data", "partition", "problem")}
         data = {k: v for k, v in _section(plan, "data").items() if k in _OF_THE_RUN}
-        content["data"] = {**data, "clients_from": GIVEN, "test_split": ""}
+        tests = {"test_source": GIVEN} if tested else {}
+        content["data"] = {**data, **tests, "clients_from": GIVEN, "test_split": ""}
         for section, key in (("task", "chat_template"), ("model", "vectors"), ("adapter", "start_from")):
             if _section(plan, section).get(key) is not None:
                 raise Declined(f"{section}.{key} names a file, and the server's files are not here")
@@ -168,7 +180,8 @@ class Joining:
             alone = {"per_round": None, "min_clients": 1, "ranks": None, "bytes_budget": None}
             single = config.model_copy(update={"clients": config.clients.model_copy(update=alone)})
             self._loaded.clear()
-            made = assemble(single, self.device, labels=labels, given=Given(clients=rows))
+            tests = {name: self.tests[name] for name in rows if name in self.tests} or None
+            made = assemble(single, self.device, labels=labels, given=Given(clients=rows, test=tests))
             self._loaded[key] = replace(made, config=made.config.model_copy(update={"clients": config.clients}))
         assembly = self._loaded[key]
         if plan.labels is not None and assembly.model_sha256 != plan.model:
@@ -181,11 +194,15 @@ class Joining:
         outgoing = self.contract.outgoing
         sizes = [f"{len(upload.params)} tensors of {num_bytes(upload.params):,} bytes" for upload in uploads]
         turns = " or ".join(dict.fromkeys(sizes))
+        if assembly.config.privacy.secure_aggregation:
+            return [f"per round: a masked vector in place of {turns} per client: only the sum over all sites is opened"]
         lines = [f"per round and client: an upload of {turns}, its number of examples and its weight"]
         if outgoing.losses:
             lines.append("per round and client: the mean training loss")
-        if outgoing.scores and any(member.validation for member in assembly.population.members.values()):
-            lines.append("when scores are asked: the client's metrics on its held-back rows")
+        population = assembly.population
+        if outgoing.scores and any(map(population.own_rows, population.members.values())):
+            whose = "test rows of its own" if population.tested_at_clients else "its held-back rows"
+            lines.append(f"when scores are asked: the client's metrics on {whose}")
         return lines
 
 

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rondo.config.checks import is_path, no_seconds
-from rondo.data.files.room import Room
+from rondo.config.checks import is_path, no_seconds, text_form_checks
+from rondo.data.files.room import Room, TextForm
 from rondo.data.files.tables import Rows
 from rondo.data.sources import client_rows, read_rows
 from rondo.errors import ConfigError, Problem, StopRequested, headed
 from rondo.federation.identity.keys import SiteKeys
+from rondo.federation.identity.peers import Voice
 from rondo.federation.letter import content_of, kind_of
 from rondo.federation.plan import End, NotAPlan, Plan
 from rondo.federation.program import Program, only_program
@@ -43,6 +44,7 @@ class SiteSetup:
     - ``insecure``: without TLS.
     - ``stay``: wait for further runs when one is over.
     - ``wait``: seconds to wait for a server that is not there yet.
+    - ``test``: a file or folder as ``data``, with test rows on which its clients' models are scored.
     """
 
     server: str
@@ -55,6 +57,7 @@ class SiteSetup:
     insecure: bool = False
     stay: bool = False
     wait: float = 0.0
+    test: Path | None = None
 
     def check(self) -> None:
         """Raise :class:`ConfigError` with all faults that show without a connection, the keys' and the rows' apart."""
@@ -169,11 +172,14 @@ class _Here:
         """Raises :class:`ConfigError`, and :class:`StopRequested` while it waits for the server."""
         site.check()
         keys = SiteKeys.read(site.keys)
-        rows = _rows(site.data, keys.clients)
+        form = site.contract.rows.form
+        rows = _rows(site.data, keys.clients, "--data", form)
+        tests = _rows(site.test, keys.clients, "--test", form) if site.test is not None else {}
         host, port = address_of(site.server)
         ca = None if site.insecure else keys.ca
         await_server(host, port, ca, site.wait, told, stop)
-        desk = Desk(rows, site.folder, site.device, site.contract, asked, told, stop, site.model)
+        voice = Voice.of(keys)
+        desk = Desk(rows, site.folder, site.device, site.contract, asked, told, stop, site.model, tests, voice)
         return cls(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", keys, ca, desk)
 
     def node(self, program: Program, stop: threading.Event) -> SuperNode:
@@ -205,26 +211,28 @@ def _answer(desk: Desk, node: SuperNode, stop: threading.Event, *, stay: bool) -
                 return False
 
 
-def clients_in(data: Path) -> Mapping[str, Rows]:
+def clients_in(data: Path, form: TextForm) -> Mapping[str, Rows]:
     """The rows of a file, or of each file in a folder. Raises :class:`ConfigError`."""
+    if problems := list(text_form_checks(form.separator, form.encoding, form.keys)):
+        raise ConfigError(problems)
     if not data.exists():
         raise ConfigError.at("DATA", f"no such file or folder: {str(data)!r}; mend the path")
     if data.is_file():
-        return {data.stem: read_rows(data, "DATA", Room())}
-    return client_rows(str(data), "DATA", Room())
+        return {data.stem: read_rows(data, "DATA", Room(form=form))}
+    return client_rows(str(data), "DATA", Room(form=form))
 
 
-def _rows(data: Path, clients: Sequence[str]) -> Mapping[str, Rows]:
-    """The rows of each client. Raises :class:`ConfigError`."""
+def _rows(data: Path, clients: Sequence[str], key: str, form: TextForm) -> Mapping[str, Rows]:
+    """The rows of each client. Raises :class:`ConfigError` under ``key``."""
     if not data.exists():
-        raise ConfigError.at("--data", f"no such file or folder: {str(data)!r}; mend the path")
+        raise ConfigError.at(key, f"no such file or folder: {str(data)!r}; mend the path")
     if len(clients) == 1 and data.is_file():
-        return {clients[0]: read_rows(data, "--data", Room())}
+        return {clients[0]: read_rows(data, key, Room(form=form))}
     if data.is_file():
         message = f"the keys are for {len(clients)} clients: name a folder with a file for each, named after its client"
-        raise ConfigError.at("--data", message)
-    rows = client_rows(str(data), "--data", Room())
+        raise ConfigError.at(key, message)
+    rows = client_rows(str(data), key, Room(form=form))
     if missing := [client for client in clients if client not in rows]:
         message = f"{str(data)!r} has no file for {missing[0]!r}: name a file after it, for instance {missing[0]}.csv"
-        raise ConfigError.at("--data", message)
+        raise ConfigError.at(key, message)
     return {client: rows[client] for client in clients}

@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from pydantic import BaseModel
 
 from rondo.config.reference import keys
+from rondo.data.files.room import TextForm
 from rondo.data.files.tables import Rows
 from rondo.errors import ConfigError, Problem
 from rondo.federation.site.contract import Contract
@@ -54,11 +55,11 @@ def _column(name: str, cells: Sequence[object]) -> Column:
     return Column(name, f"{len(filled)} {kind}, {len(counts)} distinct{nearly}{empty}", None)
 
 
-def contract(columns: Sequence[Column], inputs: Sequence[str], labels: Sequence[str]) -> str:
+def contract(columns: Sequence[Column], inputs: Sequence[str], labels: Sequence[str], form: TextForm) -> str:
     """The text of ``site.toml``: every key with its meaning, those that are set and those that have their default.
 
-    ``inputs``, ``labels``: columns that the owner names; without them the lists are left to be filled in. Raises
-    :class:`ConfigError` for a column that is not there.
+    ``inputs``, ``labels``: columns that the owner names; without them the lists are left to be filled in. ``form``:
+    that of the text files. Raises :class:`ConfigError` for a column that is not there.
     """
     known = [column.name for column in columns]
     problems = []
@@ -72,7 +73,13 @@ def contract(columns: Sequence[Column], inputs: Sequence[str], labels: Sequence[
         raise ConfigError(problems)
     values = [column.values for column in columns if column.name in labels]
     classes = sorted({v for of_column in values for v in of_column or ()}) if values and None not in values else None
-    chosen = {"rows.inputs": list(inputs), "rows.labels": list(labels), "rows.label_names": classes}
+    chosen: dict[str, list[str] | str | None] = {
+        "rows.inputs": list(inputs),
+        "rows.labels": list(labels),
+        "rows.label_names": classes,
+        "rows.separator": form.separator,
+        "rows.encoding": form.encoding if form.encoding != TextForm.encoding else None,
+    }
     head = "The contract of this site: what may be read, trained and sent. Rondo refuses whatever is beyond it. Lines "
     head += "that begin with # key = value show the default."
     lines = [*_comment(head), "#", "# The columns of the rows:"]
@@ -87,7 +94,7 @@ def contract(columns: Sequence[Column], inputs: Sequence[str], labels: Sequence[
     return "\n".join(lines) + "\n"
 
 
-def _keys(model: type[BaseModel], section: str, chosen: Mapping[str, list[str] | None]) -> Iterator[str]:
+def _keys(model: type[BaseModel], section: str, chosen: Mapping[str, list[str] | str | None]) -> Iterator[str]:
     for key in keys(model, f"{section}."):
         yield from _comment(key.meaning.replace("`", ""))
         value = chosen.get(key.path)

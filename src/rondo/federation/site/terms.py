@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from torch import nn
 
@@ -20,31 +19,17 @@ from rondo.config.inputs import BUILTIN_MODEL, BUILTIN_NETWORKS
 from rondo.config.schema import RunConfig
 from rondo.engine.expected_upload import trial_upload
 from rondo.federation.plan import Plan
+from rondo.federation.site import private
 from rondo.federation.site.contract import Contract
+from rondo.federation.site.ledger import Ledger
+from rondo.federation.site.term import Term
 from rondo.models.networks.network import Network
 from rondo.params import AUXILIARY_PREFIX, HEAD_PREFIX, Params, Role, module_of, num_bytes, role
 from rondo.report.terminal import human_bytes
+from rondo.roles import PACKED_PREFIXES
 from rondo.runs.assemble import Assembly
 from rondo.tasks.make import task_class
 from rondo.tasks.row_checks import columns
-
-
-@dataclass(frozen=True)
-class Term:
-    """One thing that a plan asks."""
-
-    subject: str
-    asked: str
-    """The plan's wish. It may be told to the server, so no row is in it and no number of rows."""
-    allowed: str
-    """The contract's word on it."""
-    kept: bool = True
-    """Whether the wish is within the contract."""
-
-    @property
-    def reason(self) -> str:
-        """The reason to refuse it."""
-        return f"{self.subject}: {self.asked}, and its owner allows {self.allowed}"
 
 
 def refusal(terms: Iterable[Term]) -> str | None:
@@ -69,6 +54,7 @@ def of_plan(plan: Plan, config: RunConfig, contract: Contract, own_model: str | 
     yield Term("base model", base, known, training.fetch_models or not fetched)
     yield from _columns(config, contract)
     yield from _classes(plan, config, contract)
+    yield from private.of_plan(config, contract.privacy)
     held_back = config.data.validation_fraction
     share = f"{rows.largest_held_back:.0%} at most"
     yield Term("rows held back", f"{held_back:.0%}", share, held_back <= rows.largest_held_back)
@@ -91,6 +77,8 @@ def of_plan(plan: Plan, config: RunConfig, contract: Contract, own_model: str | 
     yield Term("clients per round", clients, least, per_round is None or per_round >= training.least_clients)
     minutes = f"{training.minutes_per_round:g} minutes per letter, {training.minutes_per_run:g} in all"
     yield Term("rounds", str(config.rounds), minutes)
+    if config.privacy.secure_aggregation:  # neither leaves
+        return
     exact = "" if outgoing.decimals is None else f", to {outgoing.decimals} decimals"
     yield Term("training losses", "asked", f"yes{exact}" if outgoing.losses else "no: they are kept back")
     if held_back and (config.evaluation.clients_every or plan.labels is not None):
@@ -131,7 +119,9 @@ def _classes(plan: Plan, config: RunConfig, contract: Contract) -> Iterator[Term
     names, most = contract.rows.label_names, contract.rows.most_labels
     allowed = f"at most {most} names" if names is None else ", ".join(names)
     if plan.labels is None:
-        yield Term("class names", "asked: they leave", allowed)
+        noisy = config.privacy.unit is not None
+        allowed = "none of its rows under differential privacy: the server names them" if noisy else allowed
+        yield Term("class names", "asked: they leave", allowed, not noisy)
         return
     # A run whose classes are some of the site's would count the rows that have them.
     within = names is None or set(names) <= set(plan.labels)
@@ -175,10 +165,16 @@ def rows_behind(examples: int, rows: int, held_back: float) -> int:
 
 
 def of_training(
-    contract: Contract, config: RunConfig, assembly: Assembly, counts: Mapping[str, int], uploads: Sequence[Upload]
+    contract: Contract,
+    config: RunConfig,
+    assembly: Assembly,
+    counts: Mapping[str, int],
+    uploads: Sequence[Upload],
+    ledger: Ledger,
+    run: str,
 ) -> Iterator[Term]:
     """The terms that show once model and rows are there. ``counts``: rows of each client. ``uploads``: its
-    :func:`trials`."""
+    :func:`trials`. ``run``: the plan's."""
     training, report = contract.training, assembly.population.report
     left_out = report["rows_bad"] + report["rows_without_target"]
     most = contract.rows.largest_left_out
@@ -198,6 +194,7 @@ def of_training(
     sites = assembly.model.network.sites.values()
     rank = max((site.rank for site in sites), default=0)
     yield Term("rank in the model", str(rank), f"{training.largest_rank} at most", rank <= training.largest_rank)
+    yield from private.of_training(config, assembly, contract.privacy, ledger, run)
     leaving = {name for upload in uploads for name in upload.params}
     yield from of_tensors(contract, leaving, embeddings(assembly.model.network.module))
     largest, limit = max(num_bytes(upload.params) for upload in uploads), contract.outgoing.largest_mb
@@ -219,7 +216,7 @@ def misshapen(params: Params, network: Network) -> str | None:
     return None
 
 
-_RANK_AXIS = {Role.DOWN: 0, Role.GRAM: 0, Role.PERSONAL_DOWN: 0, Role.UP: 1, Role.PERSONAL_UP: 1}
+_RANK_AXIS = {Role.DOWN: 0, Role.GRAM: 0, Role.CORE: 0, Role.PERSONAL_DOWN: 0, Role.UP: 1, Role.PERSONAL_UP: 1}
 """The axis of a factor that has its rank."""
 
 
@@ -265,8 +262,8 @@ _OF_FULL_RANK = (Role.DENSE, Role.SPARSE, Role.BODY, Role.BUFFER)
 
 
 def kind_of(name: str) -> str:
-    """``"factors"``, ``"head"`` or ``"whole"``, for the tensor called ``name``."""
-    tensor = name.removeprefix(AUXILIARY_PREFIX)
+    """``"factors"``, ``"head"`` or ``"whole"``, for the tensor called ``name``, or whose scales or places it has."""
+    tensor = _tensor(name)
     return "head" if role(tensor) is Role.HEAD else "whole" if role(tensor) in _OF_FULL_RANK else "factors"
 
 
@@ -281,7 +278,14 @@ def embeddings(module: nn.Module) -> frozenset[str]:
 
 def _layer(name: str) -> str:
     """The path of the layer that a tensor belongs to."""
-    return module_of(name.removeprefix(AUXILIARY_PREFIX).removeprefix(HEAD_PREFIX))
+    return module_of(_tensor(name).removeprefix(HEAD_PREFIX))
+
+
+def _tensor(name: str) -> str:
+    """The name of the model's tensor that the tensor called ``name`` is about."""
+    for prefix in (*PACKED_PREFIXES, AUXILIARY_PREFIX):  # the scales of a control variate have both
+        name = name.removeprefix(prefix)
+    return name
 
 
 def _any(names: Collection[str] | None) -> str:

@@ -32,11 +32,17 @@ Check: TypeAlias = Callable[[Mapping[str, Any]], None]
 @dataclass(frozen=True)
 class Verification:
     """Outputs of Rondo's network and of stock libraries on the same rows: the largest difference, and the largest
-    output."""
+    output.
+
+    >>> verification = rondo.export("runs/digits", "digits-verified", verify=True).verification
+    >>> verification.max_difference <= verification.tolerance
+    True
+    """
 
     max_difference: float
     largest: float
     tolerance: float = 1e-4
+    """The share of the largest output that the difference may be: that of float32, or wider for rounded weights."""
 
     @property
     def passed(self) -> bool:
@@ -51,6 +57,10 @@ class Model(ABC):
     identity: Mapping[str, Any]
     """The manifest's keys that tell it from every other model, as JSON."""
     network: Network
+    base_name: str | None = None
+    """The name by which others find the base model, for results; None for that on a hub, if it has one."""
+    dtype: torch.dtype | None = None
+    """The type in which a whole model's weights are written; None for float32."""
 
     @property
     @abstractmethod
@@ -116,6 +126,7 @@ class Model(ABC):
         with torch.no_grad():
             theirs = output_of(stock, batch)
             ours = self.network(add_client_axis(seen), base, batch)
+            theirs = theirs.to(ours.dtype)
         if ours.dim() == 3 and real is not None:
             ours, theirs = ours[real], theirs[real]
         return Verification(float((ours - theirs).abs().max()), float(ours.abs().max()))

@@ -77,12 +77,14 @@ class WholeModel(Model):
             state = safetensors.torch.load_file(file)
         except (OSError, safetensors.SafetensorError) as error:
             raise ConfigError.at("ADAPTER_DIR", f"{str(file)!r} cannot be read: {error}") from None
+        # A trained head is no longer part of the module, so a fresh one is asked.
         try:
-            module.load_state_dict(state)
+            self.fresh().load_state_dict(state)
         except RuntimeError as error:
             reason = " ".join(str(error).split())
             message = f"the tensors in {str(file)!r} are not those of {self.name!r}: {reason:.300}"
             raise ConfigError.at("ADAPTER_DIR", message) from None
+        module.load_state_dict(state, strict=False)
         seen = {
             n: state[_own_name(n)].to(t) if role(n) in _WHOLE else torch.zeros_like(t)
             for n, t in self.network.initial.items()

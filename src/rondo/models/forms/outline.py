@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +15,7 @@ from torch import nn
 from rondo import own_code
 from rondo.config import packages
 from rondo.config import task_kinds as tasks
+from rondo.config.hub import asked
 from rondo.config.inputs import BUILTIN_NETWORKS, GIVEN, LINEAR
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, Problem
@@ -98,7 +99,8 @@ class TransformerOutline(Outline):
 
     def load(self, config: RunConfig, device: torch.device) -> Transformer:
         """See :meth:`rondo.models.forms.model.Outline.load`."""
-        return load_transformer(config, self.name, self.known, self.tokenizer, self.limits, device, self.loaded)
+        with nullcontext() if self.loaded or Path(self.name).exists() else asked("model.name", self.name, "models"):
+            return load_transformer(config, self.name, self.known, self.tokenizer, self.limits, device, self.loaded)
 
     def stock(self, config: RunConfig, folder: Path, check: Check) -> tuple[Any, Any]:
         """See :meth:`rondo.models.forms.model.Outline.stock`."""
@@ -148,8 +150,14 @@ def _named(config: RunConfig, labels: Sequence[str]) -> _Found:
     if Path(name).is_dir() and not Path(name, model_file).is_file():
         key = "model.name" if model.gguf_file is None else "model.gguf_file"
         raise ConfigError.at(key, f"no {model_file} in {model.name!r}: name what has the model")
-    check_files(model, name)
     kind = tasks.TABLE[config.task.kind]
+    with nullcontext() if Path(name).exists() else asked("model.name", name, "models"):
+        return _opened(config, labels, name, kind)
+
+
+def _opened(config: RunConfig, labels: Sequence[str], name: str, kind: tasks.Kind) -> _Found:
+    model = config.model
+    check_files(model, name)
     with loading(model.name, "it"):
         if _orders_classes(config) and model.gguf is None:
             check_order(labels, own_classes(name, model.revision))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import shutil
 import warnings
@@ -15,7 +16,6 @@ import torch
 from torch import Tensor
 
 from rondo.config import task_kinds as tasks
-from rondo.config.inputs import GIVEN
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError
 from rondo.models.forms.generation import Generation, answers
@@ -26,7 +26,15 @@ from rondo.models.kernels.precision import apply, choose
 from rondo.models.kernels.quiet import quiet
 from rondo.models.loading import peft
 from rondo.models.loading.merged import merge_adapter
-from rondo.models.loading.pretrained import Pretrained, auto, identity, key_mapping, load_pretrained, loading
+from rondo.models.loading.pretrained import (
+    Pretrained,
+    auto,
+    identity,
+    key_mapping,
+    load_pretrained,
+    loading,
+    public_name,
+)
 from rondo.models.loading.report import listed
 from rondo.models.loading.result_factors import adapter_factors, truncated
 from rondo.models.networks.adapted_network import AdaptedNetwork
@@ -60,6 +68,10 @@ class Transformer(Model):
     """Parts of the checkpoint that the model has no place for."""
     quantizer: str | None
     """Package and version that rounded the weights."""
+    base_name: str | None = field(default=None, init=False)
+    """The name by which others find the base model; None for that on a hub, if it has one."""
+    dtype: torch.dtype | None = field(default=None, init=False)
+    """The type of a whole model's weights as they are written; None for float32."""
     output: OutputLayer | None = field(default=None, init=False)
     """The output layer, where the network leaves it to the task."""
 
@@ -94,6 +106,9 @@ class Transformer(Model):
                 f"Give the base model's `from_pretrained` also `key_mapping={renamed}`, or its weights are random.",
             )
         stored = getattr(self.known, "dtype", None)
+        if self.dtype is not None:
+            name = str(self.dtype).removeprefix("torch.")
+            return (f"The weights are rounded to {name}, and with them the changes of training.",)
         if self.form != "merged" or stored not in (torch.bfloat16, torch.float16):
             return ()
         name = str(stored).removeprefix("torch.")
@@ -110,8 +125,16 @@ class Transformer(Model):
 
     def _save_whole(self, folder: Path, module: Any, state: Params | None = None) -> None:
         """Write ``module``, with the tensors ``state`` in place of its own, and the tokenizer."""
+        if self.dtype is not None:
+            whole = module.state_dict() if state is None else state
+            state = {name: t.to(self.dtype) if t.is_floating_point() else t for name, t in whole.items()}
         with quiet():
             module.save_pretrained(str(folder), **({} if state is None else {"state_dict": state}))
+        if self.dtype is not None:  # save_pretrained writes the type of the module, which trained in another
+            file = folder / "config.json"
+            content = json.loads(file.read_text(encoding="utf-8"))
+            content["dtype"] = str(self.dtype).removeprefix("torch.")
+            file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(str(folder))
 
@@ -149,7 +172,7 @@ class AdaptedTransformer(Transformer):
             self.lora,
             seen,
             base,
-            model_name=None if self.name == GIVEN else self.name,
+            model_name=self.base_name or public_name(self.name),
             tokenizer=self.tokenizer,
             labels=labels,
         )

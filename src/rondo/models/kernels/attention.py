@@ -1,7 +1,7 @@
 """Attention for transformers models that would use torch's fused attention.
 
 On a CPU in bfloat16, attention is written out: softmax(q k^T / sqrt(d)) v with its own backward pass. The backward pass
-of torch's fused attention takes several times as long there as the five products themselves (docs/log/decisions.md,
+of torch's fused attention takes several times as long there as the five products themselves (docs/dev/log/decisions.md,
 "Attention and the last layer"). The forward pass here keeps the probabilities for the backward pass, and a query, key
 or value that needs no gradient gets none.
 

@@ -1,7 +1,7 @@
 """Root-mean-square norms with frozen weights, ``w x / sqrt(mean(x^2) + eps)``, with a backward pass of their own.
 
 It passes over memory half as often as autograd's. In bfloat16, norms are a fifth of a Llama layer's time on a CPU
-(docs/log/decisions.md, "Norms").
+(docs/dev/log/decisions.md, "Norms").
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def choose(precision: Literal["exact", "fast"], device: torch.device, *, quantiz
     """Choose the kernels for ``precision`` on ``device``."""
     cpu = device.type == "cpu"
     # MKL, by which torch multiplies, favours its maker's processors: 5 to 25 % faster than oneDNN there in float32,
-    # elsewhere up to twice as slow (docs/log/decisions.md, "Threads and linear layers").
+    # elsewhere up to twice as slow (docs/dev/log/decisions.md, "Threads and linear layers").
     by_onednn = cpu and has_onednn() and not (_has_mkl() and _is_intel())
     plain = Kernels(torch.float32, "onednn" if by_onednn else "torch", "torch" if cpu else "torch, mask unread")
     if precision == "exact":
@@ -63,7 +63,7 @@ def choose(precision: Literal["exact", "fast"], device: torch.device, *, quantiz
 def products(precision: Literal["exact", "fast"], device: torch.device, module: nn.Module) -> torch.dtype:
     """The type that a network trained whole multiplies in. With ``fast`` and native bfloat16 it is bfloat16 for
     networks with convolutions or wide linear layers; conversions cost narrow ones more than they gain
-    (docs/log/precision.md, "whole networks"). Else it is float32."""
+    (docs/dev/log/precision.md, "whole networks"). Else it is float32."""
     native = native_bf16() if device.type == "cpu" else torch.cuda.is_bf16_supported()
     gains = any(
         isinstance(layer, nn.modules.conv._ConvNd)
@@ -143,11 +143,17 @@ class _OneDnn:
 
     def __call__(self, x: Tensor) -> Tensor:
         weight, bias = self.layer.weight, self.layer.bias
-        if x.dtype is not weight.dtype or x.dtype not in (torch.float32, torch.bfloat16) or x.device.type != "cpu":
+        if x.dtype is not weight.dtype or not _by_onednn(x.dtype) or x.device.type != "cpu":
             return functional.linear(x, weight, bias)
         # Reshape outside: a model may not change in place (Longformer) a view that was made within the function.
         flat: Tensor = _FrozenLinear.apply(x.reshape(-1, x.shape[-1]), weight, bias)  # type: ignore[no-untyped-call]
         return flat.reshape(*x.shape[:-1], len(weight))  # there may be no row (LongT5 with short texts)
+
+
+def _by_onednn(dtype: torch.dtype) -> bool:
+    """Whether oneDNN multiplies ``dtype``: bfloat16 on some processors only."""
+    has: bool = dtype is torch.float32 or (dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return has
 
 
 class _FrozenLinear(torch.autograd.Function):

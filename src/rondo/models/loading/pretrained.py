@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rondo.config import packages
-from rondo.config.inputs import BUILTIN_MODEL, ModelConfig
+from rondo.config.inputs import BUILTIN_MODEL, GIVEN, ModelConfig
 from rondo.config.task_kinds import Kind
 from rondo.errors import ConfigError
 from rondo.models.kernels.out_of_memory import does_not_fit, is_out_of_memory
@@ -314,6 +314,12 @@ def loading(name: str, part: str) -> Iterator[None]:
         reason = str(error).strip().split("\n")[0].rstrip(".:") or type(error).__name__
         message = f"{name!r}: {part} cannot be loaded: {reason}; name another, or save it there anew"
         raise ConfigError.at("model.name", message) from None
+
+
+def public_name(place: str) -> str | None:
+    """The name by which others find the model that was loaded from ``place``: its name on a hub. None for a folder,
+    whose path says nothing to others and much about this machine, and for a model that was given in Python."""
+    return None if place == GIVEN or Path(place).is_absolute() or Path(place).exists() else place
 
 
 def minilm_path() -> str:

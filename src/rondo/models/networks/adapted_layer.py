@@ -1,7 +1,8 @@
 """The low-rank term of an adapted layer, ``y + B (A x)``, with its products in the order that is fast on a CPU.
 
 A product with one long and one very short side takes up to five times as long in one order as in the other, and
-autograd alone would choose the slow order for three of the six products (docs/log/decisions.md, "Adapters' products").
+autograd alone would choose the slow order for three of the six products (docs/dev/log/decisions.md, "Adapters'
+products").
 """
 
 from __future__ import annotations

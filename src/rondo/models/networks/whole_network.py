@@ -1,7 +1,7 @@
 """A module whose tensors are trained as they are, with low-rank factors beside them on some layers.
 
 Clients enter a call one after the other. On a CPU a whole network trains faster with one client per thread than with
-several clients in one call (docs/adr/0013-whole-tensors-beside-factors.md).
+several clients in one call (docs/dev/adr/0013-whole-tensors-beside-factors.md).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from rondo.tasks.task import Batch, Example, Task
 
 _BATCH_TOKENS = 1024
 """Tokens per batch: more take more memory and are not faster
-(docs/log/decisions.md, "The prefix, and tokens per step")."""
+(docs/dev/log/decisions.md, "The prefix, and tokens per step")."""
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 3e-2}
 """Largest difference between logits computed in two ways, relative to the largest logit or to 1 if that is larger."""
 

@@ -9,7 +9,14 @@ from typing import Any
 from rondo import own_code
 from rondo.config import task_kinds as tasks
 from rondo.config.schema import RunConfig
-from rondo.report.over_seeds import FINE_TUNED_KINDS, OWN_KINDS, TEST_KINDS, mean_and_deviation, score_of
+from rondo.report.over_seeds import (
+    FINE_TUNED_KINDS,
+    OWN_KINDS,
+    PERSONAL_KINDS,
+    TEST_KINDS,
+    mean_and_deviation,
+    score_of,
+)
 from rondo.report.summary import costs
 from rondo.runs.compare.places import Planned
 from rondo.runs.storage.directory import RunDirectory
@@ -32,18 +39,20 @@ def numbers(planned: Planned, question: Question) -> dict[str, Any]:
     directory = RunDirectory(planned.run_dir)
     summary, rounds = directory.read("summary.json"), directory.rounds()
     primary, traffic = summary["primary"], summary["bytes"]
-    test, own_rows, fine_tuned = (
-        score_of(summary["after"], kinds, primary) for kinds in (TEST_KINDS, OWN_KINDS, FINE_TUNED_KINDS)
+    test, own_rows, fine_tuned, personal = (
+        score_of(summary["after"], kinds, primary)
+        for kinds in (TEST_KINDS, OWN_KINDS, FINE_TUNED_KINDS, PERSONAL_KINDS)
     )
     measures = summary["measures"]["after"]
+    scored = personal or test
     measure = None if test is not None else _first(summary["measures"]["before"], measures)
-    kinds = TEST_KINDS if test is not None else OWN_KINDS
+    kinds = PERSONAL_KINDS if personal is not None else TEST_KINDS if test is not None else OWN_KINDS
 
     def score(scores: Mapping[str, Any], measures: Mapping[str, float]) -> float | None:
         if measure is not None:
             return measures.get(measure)
-        scored = score_of(scores, kinds, primary)
-        return None if scored is None else scored["score"]
+        found = score_of(scores, kinds, primary)
+        return None if found is None else found["score"]
 
     points = [(0, 0, score(summary["before"], summary["measures"]["before"]))]
     total_bytes = 0
@@ -63,6 +72,7 @@ def numbers(planned: Planned, question: Question) -> dict[str, Any]:
         "title": summary["titles"].get(primary, primary),
         "curve_of": primary if measure is None else measure,
         "head": summary["head"],
+        "score": scored or own_rows,
         "test": test,
         "own_rows": own_rows,
         "fine_tuned": fine_tuned,

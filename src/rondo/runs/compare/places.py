@@ -12,6 +12,7 @@ from rondo.config.load import located
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError
 from rondo.runs.compare.variants import Variant
+from rondo.runs.given import NOTHING, Given
 from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory, to_toml
 
@@ -52,7 +53,8 @@ class Settled:
     """Configurations with the keys that the data settle (columns, shapes, the kind of partition). The data are loaded
     once where they are the same."""
 
-    def __init__(self) -> None:
+    def __init__(self, given: Given = NOTHING) -> None:
+        self._given = given
         self._known: dict[str, Mapping[str, Any]] = {}
 
     def __call__(self, variant: Variant) -> RunConfig:
@@ -60,8 +62,15 @@ class Settled:
         from rondo.data.sources import load as load_source
 
         if variant.data_keys not in self._known:
-            settled = resolved(variant.config, load_source(variant.config))
-            self._known[variant.data_keys] = {"task": settled.task, "partition": settled.partition}
+            settled = resolved(
+                variant.config,
+                load_source(variant.config, self._given.train, self._given.test, self._given.clients),
+            )
+            self._known[variant.data_keys] = {
+                "task": settled.task,
+                "partition": settled.partition,
+                "data": settled.data,
+            }
         return variant.config.model_copy(update=dict(self._known[variant.data_keys]))
 
 

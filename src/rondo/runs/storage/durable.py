@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,13 @@ from rondo.errors import DiskFailed
 
 TEMPORARY = ".tmp"
 """The ending of a file or folder that is being written. If one is found later, a stopped process left it: garbage."""
+
+
+BINARY = getattr(os, "O_BINARY", 0)
+"""For ``os.open``: without it, Windows writes two bytes for each line end."""
+
+_PATIENCE = 2.0
+"""Seconds that a file may be open in another program on Windows, which does not replace it as long."""
 
 
 class Damaged(ValueError):
@@ -39,12 +47,29 @@ def write_all(folder: Path, contents: Mapping[str, bytes]) -> None:
         temporary = folder / (name + TEMPORARY)
         try:
             _write(temporary, content, 0)
-            os.replace(temporary, folder / name)
+            _replace(temporary, folder / name)
         except BaseException:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise
     sync(folder)
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """As :func:`write`. Nobody but its owner can ever read the file."""
+    temporary = path.with_name(path.name + TEMPORARY)
+    try:
+        temporary.unlink(missing_ok=True)
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, 0o600), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        _replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
 
 
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
@@ -62,7 +87,7 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
             sync(part)
         if path.is_dir():
             shutil.rmtree(path)
-        os.replace(temporary, path)
+        _replace(temporary, path)
     except BaseException as error:
         if isinstance(error, OSError):
             error.filename = str(path)
@@ -101,6 +126,20 @@ def make_folder(path: Path) -> None:
         sync(path.parent)
 
 
+def _replace(source: Path, target: Path) -> None:
+    """``os.replace``, tried again on Windows as long as ``target`` is open in another program."""
+    end = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            os.replace(source, target)
+        except PermissionError:
+            if sys.platform != "win32" or time.monotonic() > end:
+                raise
+            time.sleep(0.01)
+        else:
+            return
+
+
 def sync(path: Path) -> None:
     """Flush a file's content, or a folder's names, to the disk. Does nothing on Windows."""
     if sys.platform == "win32":  # which cannot open folders
@@ -114,7 +153,7 @@ def sync(path: Path) -> None:
 
 def _write(path: Path, content: bytes, start: int) -> None:
     """Write ``content`` at byte ``start`` of ``path``, end the file there, and flush it."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | BINARY, 0o666)
     try:
         os.lseek(descriptor, start, os.SEEK_SET)
         remaining = memoryview(content)
@@ -214,11 +253,11 @@ _OF_RUST = re.compile(r"\(os error \d+\)")
 def locked(folder: Path) -> Iterator[bool]:
     """Lock ``folder`` and yield whether this process alone has it. The lock ends with the process, however that ends.
     Without support for such locks, the process is assumed to be alone."""
-    if sys.platform == "win32":
+    try:
+        import fcntl
+    except ImportError:  # Windows
         yield True
         return
-    import fcntl
-
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:

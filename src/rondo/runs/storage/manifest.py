@@ -37,8 +37,9 @@ _MEANINGS = {
 
 
 def recorded(config: RunConfig) -> dict[str, Any]:
-    """The configuration in a manifest: without the keys that say where clients train, on which no bit depends."""
-    return config.model_dump(mode="json", exclude={"simulation": {"engine", "workers"}})
+    """The configuration in a manifest: without the keys on which no bit depends, which say where clients train, and
+    which trackers follow."""
+    return config.model_dump(mode="json", exclude={"simulation": {"engine", "workers"}, "track": True})
 
 
 def must_equal(

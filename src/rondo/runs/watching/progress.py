@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
@@ -15,6 +16,9 @@ from rondo.engine.transport import Observer, Phase
 from rondo.errors import visible
 from rondo.report.rows import account
 from rondo.report.terminal import human_bytes
+
+_WHERE = {"global": "test", "cold_start": "cold-start test", "personal": "personal"}
+"""Kinds of scores, and their names in a line. The global model's at the clients are in the final table alone."""
 
 
 def round_line(record: Mapping[str, Any], rounds: int) -> str:
@@ -34,14 +38,59 @@ def round_line(record: Mapping[str, Any], rounds: int) -> str:
 
 
 def measured(record: Mapping[str, Any]) -> list[str]:
-    """The training loss, the primary score and the measures of a round, where it has them."""
-    parts = [f"loss {record['loss']:.3f}"] if record["loss"] is not None else []
-    for kind in ("global", "cold_start"):
+    """The training loss, the primary scores and the measures of a round, where it has them."""
+    parts = [f"training loss {record['loss']:.3f}"] if record["loss"] is not None else []
+    for kind, where in _WHERE.items():
         # The first score is of the primary metric.
         metric, value = next(iter(record["scores"].get(kind, {}).items()), ("", None))
+        if isinstance(value, Mapping):
+            value = value["mean"]
         if value is not None:
-            parts.append(f"{record.get('titles', {}).get(metric, metric)} {value:.3f}")
+            parts.append(f"{where} {record.get('titles', {}).get(metric, metric)} {value:.3f}")
     return parts + [f"{name} {value:.3g}" for name, value in record.get("measures", {}).items()]
+
+
+_WORK = {
+    "reading": "reading rows",
+    "dealing": "dealing rows to clients",
+    "opening": "opening the model's configuration",
+    "tokenising": "tokenising rows",
+    "loading": "loading the model",
+    "trying": "trying the model on a few rows",
+    "evaluating": "scoring the model",
+    "training": "training",
+}
+"""The phases before the first round, in words."""
+
+
+_PATIENCE = 2.0
+"""Seconds after which a phase is said: most last less, and a fault of the input is to be read alone."""
+
+
+class Preparing:
+    """Says each phase before the first round that lasts for more than two seconds, by ``say``, while it lasts."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._over = False
+        self._timer: threading.Timer | None = None
+
+    def phase(self, name: Phase) -> None:
+        """The run's work from now on."""
+        self._cancel()
+        if not self._over and name in _WORK:
+            self._timer = threading.Timer(_PATIENCE, self._say, [_WORK[name]])
+            self._timer.daemon = True
+            self._timer.start()
+
+    def end(self) -> None:
+        """The first round is done, or the run has ended."""
+        self._over = True
+        self._cancel()
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 class Quiet(Observer):
@@ -80,16 +129,24 @@ class Speaker(Observer):
 
 
 class Lines(Speaker):
-    """A line per round on ``stream``."""
+    """A line per round on ``stream``, and one for each long phase before the first. ``name``: begins each line, where
+    there are several runs."""
 
-    def __init__(self, stream: IO[str], rounds: int, told: set[str]) -> None:
+    def __init__(self, stream: IO[str], rounds: int, told: set[str], name: str | None = None) -> None:
         super().__init__(told)
-        self.stream, self.rounds = stream, rounds
+        self.stream, self.rounds, self.name = stream, rounds, name
+        self.preparing = Preparing(self.say)
+
+    def phase(self, name: Phase) -> None:
+        self.preparing.phase(name)
 
     def say(self, line: str) -> None:
-        print(visible(line), file=self.stream, flush=True)
+        named = line if self.name is None else f"{self.name}: {line}"
+        self.stream.write(visible(named) + "\n")  # in one piece: several processes may write to one stream
+        self.stream.flush()
 
     def round_done(self, record: Mapping[str, Any]) -> None:
+        self.preparing.end()
         self.say(round_line(record, self.rounds))
 
 
@@ -131,18 +188,26 @@ class Bars(Speaker):
 
 
 @contextmanager
-def progress(rounds: int, console: Console | None = None, told: set[str] | None = None) -> Iterator[Observer]:
+def progress(
+    rounds: int, console: Console | None = None, told: set[str] | None = None, name: str | None = None
+) -> Iterator[Observer]:
     """Show the progress of a run of ``rounds`` rounds: bars in a terminal, else a line per round, and before them the
     account of its rows.
 
     ``console``: stderr if not given.
     ``told``: lines that need not be said again; the lines said are added.
+    ``name``: of the run, where there are several.
     """
     console, told = console or Console(stderr=True), told if told is not None else set()
     if not console.is_terminal or console.is_dumb_terminal:  # without a cursor to move, no bar is drawn
-        yield Lines(console.file, rounds, told)
+        lines = Lines(console.file, rounds, told, name)
+        try:
+            yield lines
+        finally:
+            lines.preparing.end()
         return
     with Progress(
+        *([] if name is None else [TextColumn(visible(name).replace("{", "{{").replace("}", "}}"), markup=False)]),
         TextColumn("{task.description:10}", markup=False),
         BarColumn(bar_width=24),
         TextColumn("{task.completed}/{task.total}"),

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rondo.errors import ConfigError
+from rondo.report.clients import clients_columns, clients_rows, clients_title, per_client
 from rondo.report.html import html_table
 from rondo.report.terminal import SAMPLE_COLUMNS, sample_rows, samples_title, summary_rows, summary_title
+from rondo.runs.storage.directory import RunDirectory
 
 if TYPE_CHECKING:
     import pandas
@@ -21,6 +25,14 @@ class RunResult:
     ``history``: one dict per round, as in ``metrics.jsonl``.
     ``metrics``: the final scores by kind ("global", or "cold_start" and "personal"; "clients").
     ``summary``: everything in the final table.
+
+    >>> result = rondo.run(digits, run_dir="runs/digits", resume=True)
+    >>> sorted(result.metrics)
+    ['cold_start', 'personal']
+    >>> result.to_frame()[["loss", "bytes_up"]].shape
+    (2, 2)
+    >>> list(result.clients_frame().index)
+    ['client-0', 'client-1', 'client-2', 'client-3']
     """
 
     history: list[dict[str, Any]]
@@ -39,9 +51,26 @@ class RunResult:
         columns = dict.fromkeys([*first, *(name for row in rows for name in row)])
         return pandas.DataFrame(rows, columns=list(columns)).set_index("round")
 
+    def clients(self) -> dict[str, dict[str, Any]]:
+        """Rows, scores and failures of each client, by its id: see :func:`rondo.report.clients.per_client`."""
+        return per_client(self.summary, RunDirectory(self.run_dir).read("partition.json"), self.history)
+
+    def clients_frame(self) -> pandas.DataFrame:
+        """One row per client, by its id: its numbers of ``train``, ``validation`` and ``test`` rows, its ``rank`` where
+        clients have ranks, ``failed_rounds``, and its scores after the last round, such as ``clients.accuracy`` (the
+        global model on the client's own rows), ``personal.accuracy`` or ``fine_tuned.accuracy``. Clients without rows
+        of their own, and runs whose clients are not scored, have no scores."""
+        import pandas
+
+        return pandas.DataFrame.from_dict(self.clients(), orient="index").rename_axis("client")
+
     def _repr_html_(self) -> str:
         title = (summary_title(self.summary), str(self.run_dir))
         table = html_table(title, ("", "before", "after"), summary_rows(self.summary))
+        if columns := clients_columns(self.summary):
+            with suppress(ConfigError):  # the run directory may be gone by now
+                rows = clients_rows(self.summary, self.clients())
+                table += html_table([clients_title(self.summary, rows)], columns, rows)
         if answered := self.summary.get("samples"):
             table += html_table([samples_title(answered)], SAMPLE_COLUMNS, sample_rows(answered))
         return table

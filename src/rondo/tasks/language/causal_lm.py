@@ -11,6 +11,7 @@ from torch.nn import functional
 from rondo.config.inputs import TaskConfig
 from rondo.tasks.language import conversation
 from rondo.tasks.language.language_model import IGNORED, LanguageModel
+from rondo.tasks.language.plain_turns import Frame, frame_of
 from rondo.tasks.language.stores.token_store import TextExample
 from rondo.tasks.language.text import pad, text_ids, without
 from rondo.tasks.predictor import Predictor
@@ -157,6 +158,24 @@ class CausalLM(LanguageModel):
         if start == 0:
             start, end = (len(example.ids) + 1) // 2, len(example.ids)
         return example.ids[:start], example.ids[start:end]
+
+    def shown(self, example: TextExample) -> tuple[str, str]:
+        """See :meth:`rondo.tasks.task.Task.shown`: the prompt and the answer, without the words of a chat template."""
+        prompt, answer = super().shown(example)
+        if (frame := self._frame) is None:
+            return prompt, answer
+        plain = frame.turns(self.tokenizer.decode(list(self.prompt_and_answer(example)[0])))
+        return prompt if plain is None else plain, frame.answer(answer)
+
+    def answered(self, examples: Sequence[TextExample], model: Predictor) -> list[str]:
+        """See :meth:`rondo.tasks.task.Task.answered`, without the words of a chat template."""
+        answers, frame = super().answered(examples, model), self._frame
+        return answers if frame is None else [frame.answer(text) for text in answers]
+
+    @property
+    def _frame(self) -> Frame | None:
+        """The words of the chat template; None without one."""
+        return frame_of(self.tokenizer, self.today) if self.text is None and self.tokenizer.chat_template else None
 
     def completions(self, texts: Sequence[str], model: Predictor) -> list[str]:
         """See :meth:`rondo.tasks.task.Task.completions`."""

@@ -20,7 +20,7 @@ from rondo.tasks.logits import wide
 
 _CPU_BYTES = 12 * 2**20
 """Size of the logits held at a time on a CPU, where these stay in the cache
-(docs/log/decisions.md, "Output layer, in place")."""
+(docs/dev/log/decisions.md, "Output layer, in place")."""
 _GPU_BYTES = 256 * 2**20
 _STEP_BYTES = 2**20
 """Size of the logits that are turned into a gradient at a time on a CPU: four passes over them stay in a core's own

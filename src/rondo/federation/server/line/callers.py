@@ -8,7 +8,6 @@ not proved a key is closed.
 from __future__ import annotations
 
 import asyncio
-import resource
 import socket
 import ssl
 from contextlib import suppress
@@ -35,6 +34,10 @@ _PAUSE = 0.05
 
 def places() -> int:
     """Connections that this process can hold. Its limit of file descriptors is raised to what they need, if allowed."""
+    try:
+        import resource
+    except ImportError:  # Windows, which has no such limit
+        return _MOST
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST + _RESERVE
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,7 +1,7 @@
 """The server's end of the line to its sites: Flower's SuperLink, of which only the Fleet API is there.
 
 Flower's own command also opens an API through which anybody who reaches the port can start a run, whose code then
-reaches the sites. Here there is one run, and no code travels (docs/adr/0017-flower.md). A site signs
+reaches the sites. Here there is one run, and no code travels (docs/dev/adr/0017-flower.md). A site signs
 every request with its key.
 """
 

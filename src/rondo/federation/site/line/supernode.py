@@ -1,6 +1,6 @@
 """A site's end of the line to the server: a Flower SuperNode that runs no code but this program's.
 
-Flower's own command runs the code that its server sends. Here a site answers letters (docs/adr/0017-flower.md). It
+Flower's own command runs the code that its server sends. Here a site answers letters (docs/dev/adr/0017-flower.md). It
 fetches only the letter in a message, and at most the bytes that its owner allows: see
 :mod:`rondo.federation.site.line.connection`.
 """

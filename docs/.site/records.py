@@ -1,0 +1,45 @@
+"""The records behind a page of results, docs/results/runs/NAME.tar.xz: its verdicts follow from them alone.
+
+python docs/.site/records.py OUT NAME    # after rondo reproduce NAME --out OUT
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import tarfile
+from pathlib import Path
+
+RUNS = Path(__file__).parents[1] / "results" / "runs"
+KEPT = ("manifest.json", "metrics.jsonl", "summary.json")
+OF_MANIFEST = ("versions", "python", "device", "threads", "code_sha256")
+"""The rest says where the data were, and more of the machine."""
+
+
+def content(file: Path) -> bytes:
+    """What is kept of a file."""
+    if file.name != "manifest.json":
+        return file.read_bytes()
+    manifest = json.loads(file.read_text(encoding="utf-8"))
+    return json.dumps({key: manifest[key] for key in OF_MANIFEST}).encode()
+
+
+def pack(out: Path, name: str, to: Path) -> None:
+    """Pack the records of the runs in ``out / name`` that are done: the same records give the same bytes."""
+    to.mkdir(exist_ok=True)
+    stopped = out / name / "stopped.json"
+    runs = {summary.parent for summary in (out / name).rglob("summary.json")}
+    if stopped.exists():
+        runs |= {out / name / run for run in json.loads(stopped.read_text(encoding="utf-8"))}
+    files = [*(run / kept for run in runs for kept in KEPT), stopped]
+    with tarfile.open(to / f"{name}.tar.xz", "w:xz") as archive:
+        for file in sorted(file for file in files if file.exists()):
+            entry = tarfile.TarInfo(file.relative_to(out).as_posix())
+            kept = content(file)
+            entry.size = len(kept)
+            archive.addfile(entry, io.BytesIO(kept))
+
+
+if __name__ == "__main__":
+    pack(Path(sys.argv[1]), sys.argv[2], RUNS)

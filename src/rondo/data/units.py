@@ -1,0 +1,76 @@
+"""Examples that belong together: those of one row, or of all rows of one person."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import overload
+
+from rondo.config.schema import RunConfig
+from rondo.data.files.tables import Rows
+from rondo.errors import ConfigError
+from rondo.tasks.row_checks import value_name, value_problem
+from rondo.tasks.task import Example, Task
+
+
+class Units(Sequence[Example]):
+    """Examples of a client, each in one unit of privacy.
+
+    ``examples``: all of them.
+    ``unit``: the number of each one's unit, from 0 on.
+    """
+
+    def __init__(self, examples: Sequence[Example], unit: Sequence[int]) -> None:
+        self._examples = tuple(examples)
+        places: list[list[int]] = [[] for _ in range(max(unit, default=-1) + 1)]
+        for place, number in enumerate(unit):
+            places[number].append(place)
+        self.places: Sequence[Sequence[int]] = [of_one for of_one in places if of_one]
+        """The places of each unit's examples."""
+
+    @staticmethod
+    def of(examples: Sequence[Example]) -> Sequence[Sequence[int]]:
+        """The places of each unit's examples; each example by itself where nothing says otherwise."""
+        return examples.places if isinstance(examples, Units) else [[i] for i in range(len(examples))]
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    @overload
+    def __getitem__(self, place: int) -> Example: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Example]: ...
+    def __getitem__(self, place: int | slice) -> Example | Sequence[Example]:
+        return self._examples[place]
+
+
+def units_of(
+    config: RunConfig, task: Task, rows: Rows, by_row: Sequence[range], train: Sequence[int]
+) -> list[int] | None:
+    """The unit of each training example of a client under ``privacy.unit = "example"``: the person that
+    ``privacy.group`` names, else its row. None where each example is a unit of its own.
+
+    ``rows``: the client's rows.
+    ``by_row``: the numbers of each row's examples, in the order of those ``rows`` that have some.
+    ``train``: the numbers of its training examples.
+
+    Raises :class:`ConfigError` where a row does not say whose it is.
+    """
+    if config.privacy.unit != "example":
+        return None
+    column = config.privacy.group
+    if column is None:
+        if all(len(numbers) == 1 for numbers in by_row):
+            return None
+        persons: Sequence[str] = [str(place) for place in range(len(by_row))]
+    else:
+        for place, row in enumerate(rows):
+            if (problem := value_problem(row, place, column)) is not None:
+                known = f"; there are: {', '.join(map(str, row))}" if column not in row else ""
+                message = f"a row does not say whose it is: {problem.reason}{known}: name a column that every row has"
+                raise ConfigError.at("privacy.group", message)
+        if len(by_row) != len(rows):  # rows without a target were left out
+            rows = [row for row in rows if task.encode([row])]
+        persons = [value_name(row[column]) for row in rows]
+    owner = {number: person for person, numbers in zip(persons, by_row, strict=True) for number in numbers}
+    unit = {person: place for place, person in enumerate(dict.fromkeys(persons))}
+    return [unit[owner[number]] for number in train]

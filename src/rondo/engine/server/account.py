@@ -1,0 +1,47 @@
+"""The account of the sums that a server has published or opened, and the epsilon of all of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+Releases = dict[int, list[str]]
+"""SHA-256 of every sum that was published, by attempt."""
+
+
+@dataclass
+class Account:
+    """The account of a run.
+
+    ``epsilon_of``: epsilon of so many rounds, by the number of sums in each.
+    ``budget``: the largest epsilon; None for no limit.
+    """
+
+    epsilon_of: Callable[[Mapping[int, int]], float]
+    budget: float | None
+    releases: Releases = field(default_factory=dict)
+    _known: dict[tuple[tuple[int, int], ...], float] = field(default_factory=dict)
+
+    def spend(self, attempt: int, digest: str) -> bool:
+        """Note a sum. Returns whether it is another one than those of the attempt so far: the same sum tells nothing
+        more."""
+        sums = self.releases.setdefault(attempt, [])
+        if digest in sums:
+            return False
+        sums.append(digest)
+        return True
+
+    def epsilon(self, more: int = 0) -> float:
+        """Epsilon of everything published so far, and of ``more`` rounds."""
+        counts = Counter(map(len, self.releases.values()))
+        counts[1] += more
+        known = tuple(sorted(counts.items()))
+        if known not in self._known:
+            self._known[known] = self.epsilon_of(counts)
+        return self._known[known]
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether another round would exceed the budget."""
+        return self.budget is not None and self.epsilon(1) > self.budget

@@ -1,0 +1,215 @@
+"""A site's ledger of privacy: the private steps on its rows, over all runs, whatever a server says. A masked sum with
+noise of the sites is a step on all rows.
+
+A training is written down before its first step, so a program that dies then has spent it. Accounts are of rows, not of
+runs or files: the epsilon spent on a file counts for every file that shares a row's inputs with it, or a person where
+the contract names the column of persons. What was spent while it named other columns counts too, since nobody knows for
+whom. Both are known by keyed digests. The key, ``privacy.key``, is the site's own:
+without it nobody can try out texts on the ledger. Noise and draws need no key, since they come from the operating
+system, anew for every step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from rondo.algorithm import Client, ClientFailed
+from rondo.data.files.tables import Rows
+from rondo.errors import ConfigError
+from rondo.federation.identity.files import create
+from rondo.federation.site.contract import PrivacyTerms
+from rondo.privacy.accountant import epsilon_of_steps
+from rondo.privacy.draws import Draws
+from rondo.runs.storage import durable
+from rondo.tasks.row_checks import value_name
+
+FILE, KEY, MARKS = "privacy.json", "privacy.key", "privacy-rows"
+_MARK = 8
+"""Bytes of a digest."""
+
+Steps: TypeAlias = Mapping[tuple[float, float], int]
+"""Numbers of steps, by noise multiplier and probability of a unit."""
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """Writes the private trainings of a run down, and refuses those that would exceed the contract.
+
+    ``noise``: the run's noise multiplier.
+    """
+
+    ledger: Ledger
+    allowed: PrivacyTerms
+    run: str
+    noise: float
+    told: Callable[[str], None]
+
+    def __call__(self, client: Client, draws: Draws, steps: int) -> None:
+        """Called before the first of ``steps`` private steps. Raises :class:`ClientFailed`."""
+        delta, most = self.allowed.delta, self.allowed.max_epsilon
+        after = self.ledger.epsilon(client.id, delta, {(self.noise, draws.probability): steps})
+        if most is not None and after > most:
+            detail = f"its owner allows epsilon {most:g} over all runs on these rows, and this training would exceed it"
+            raise ClientFailed(client.id, "refused", detail)
+        self.ledger.spend(client.id, self.run, self.noise, draws, steps)
+        limit = "" if most is None else f" of {most:g}"
+        self.told(f"{client.id}: epsilon {after:.3g}{limit} at delta {delta:g}, over all runs on these rows")
+
+
+@dataclass
+class Ledger:
+    """The ledger in a site's ``folder``.
+
+    ``rows``: the rows of each client, by its id.
+    ``inputs``: the columns that runs may read as inputs.
+    ``persons``: the column that says whose a row is; None: each row is a unit.
+
+    Raises :class:`ConfigError` where a file of it is damaged or a row is nobody's, and OSError where the folder cannot
+    be written. Nothing is read or written before the first call.
+    """
+
+    folder: Path
+    rows: Mapping[str, Rows]
+    inputs: Sequence[str] = ()
+    persons: str | None = None
+    _files: dict[str, str] = field(default_factory=dict)
+    """The digest of each client's rows."""
+    _known: dict[str, set[bytes]] = field(default_factory=dict)
+    """The digests of each client's inputs, or persons."""
+    _pairs: dict[tuple[str, str], bool] = field(default_factory=dict)
+    """Whether two clients share one."""
+
+    def epsilon(self, client: str, delta: float, more: Steps | None = None, *, apart_from: str = "") -> float:
+        """Epsilon at ``delta`` of all steps so far on rows of ``client``, and of ``more`` steps. ``apart_from``: a run
+        that does not count."""
+        return epsilon_of_steps(_added(*self._spent_on(self._file(client), apart_from), more or {}), delta)
+
+    def spend(self, client: str, run: str, noise: float, draws: Draws, steps: int) -> None:
+        """Write ``steps`` steps of ``run`` down. They are on the disk when this returns."""
+        file, content = self._file(client), self._read()
+        marks = self.folder / MARKS / file
+        if not marks.is_file():
+            durable.make_folder(marks.parent)
+            durable.write(marks, b"".join(sorted(self._marks(client))))
+        runs = content.setdefault(file, {}).setdefault(run, [])
+        kinds = {(entry[0], entry[1]): entry for entry in runs}
+        if (entry := kinds.get((noise, draws.probability))) is not None:
+            entry[2] += steps
+        else:
+            runs.append([noise, draws.probability, steps])
+        durable.write(self.folder / FILE, json.dumps(content).encode())
+
+    def sharing(self, client: str, others: Iterable[str]) -> list[str]:
+        """Those of ``others`` that share an input or a person with ``client``, itself among them."""
+        return [other for other in others if self._share(client, other)]
+
+    def _share(self, client: str, other: str) -> bool:
+        pair = (min(client, other), max(client, other))
+        if pair not in self._pairs:
+            self._pairs[pair] = not self._marks(client).isdisjoint(self._marks(other))
+        return self._pairs[pair]
+
+    def accounts(self, delta: float) -> Iterator[tuple[str, int, float]]:
+        """The digest of every file of rows that was trained on, with the number of runs, and epsilon."""
+        for file, runs in self._read().items():
+            yield file, len(runs), epsilon_of_steps(_added(*self._spent_on(file)), delta)
+
+    def _spent_on(self, file: str, apart_from: str = "") -> Iterator[Steps]:
+        """The steps on every file that shares an input or a person with ``file``."""
+        for other, runs in self._read().items():
+            if other == file or _kind(other) != _kind(file) or self._overlap(file, other):
+                for run, kinds in runs.items():
+                    if run != apart_from:
+                        yield from ({(noise, share): int(steps)} for noise, share, steps in kinds)
+
+    def _overlap(self, file: str, other: str) -> bool:
+        """Whether two files share an input, or a person."""
+        clients = [client for client in self.rows if self._file(client) == file]
+        own = self._marks(clients[0]) if clients else _marks_in(self.folder / MARKS / file)
+        return not own.isdisjoint(_marks_in(self.folder / MARKS / other))
+
+    def _file(self, client: str) -> str:
+        if client not in self._files:
+            digest = hashlib.sha256(b"".join(sorted(self._marks(client)))).hexdigest()[:16]
+            named = sorted(self.inputs) if self.persons is None else self.persons
+            kind = hashlib.sha256(json.dumps(named).encode()).hexdigest()[:8]
+            self._files[client] = f"{kind}-{digest}"
+        return self._files[client]
+
+    def _marks(self, client: str) -> set[bytes]:
+        if client not in self._known:
+            key = self._key()
+            self._known[client] = {hmac.digest(key, unit, "sha256")[:_MARK] for unit in self._units(client)}
+        return self._known[client]
+
+    def _units(self, client: str) -> Iterator[bytes]:
+        for number, row in enumerate(self.rows[client]):
+            if self.persons is None:
+                inputs = [(name, repr(row[name])) for name in sorted(self.inputs) if name in row]
+                yield repr(inputs).encode("utf-8", "surrogatepass")
+            elif row.get(self.persons) is None:
+                message = f"row {number + 1} of {client} has no {self.persons!r}, so it is nobody's: mend the row"
+                raise ConfigError.at("privacy.persons", message)
+            else:
+                yield value_name(row[self.persons]).encode("utf-8", "surrogatepass")
+
+    def _read(self) -> dict[str, dict[str, list[list[float]]]]:
+        """The spending by file and run: lists of noise, probability and steps."""
+        path = self.folder / FILE
+        if not path.is_file():
+            return {}
+        try:
+            content = json.loads(path.read_bytes())
+            for runs in content.values():
+                for kinds in runs.values():
+                    for noise, share, steps in kinds:
+                        if not (noise >= 0 and 0 < share <= 1 and steps >= 0):
+                            raise ValueError("numbers out of their range")
+        except (AttributeError, TypeError, ValueError) as error:
+            message = (
+                f"{str(path)!r} is damaged ({error}), and without it nobody knows what was spent: take a copy of it"
+            )
+            raise ConfigError.at("--state", message) from None
+        return dict(content)
+
+    def _key(self) -> bytes:
+        """The site's own key, made once."""
+        path = self.folder / KEY
+        if not path.is_file():
+            if (self.folder / FILE).is_file():
+                message = f"{str(path)!r} is missing, and without it no row is known in {FILE}: take a copy of it"
+                raise ConfigError.at("--state", message)
+            durable.make_folder(self.folder)
+            create(path, os.urandom(32), 0o600)
+            durable.sync(self.folder)
+        return path.read_bytes()
+
+
+def _kind(file: str) -> str:
+    """The columns that a file's rows, or persons, are known by."""
+    return file.partition("-")[0]
+
+
+def _marks_in(path: Path) -> set[bytes]:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError.at(
+            "--state", f"{str(path)!r} is missing, and rows in it have spent: take a copy of it"
+        ) from None
+    return {data[start : start + _MARK] for start in range(0, len(data), _MARK)}
+
+
+def _added(*parts: Steps) -> dict[tuple[float, float], int]:
+    total: dict[tuple[float, float], int] = {}
+    for part in parts:
+        for kind, steps in part.items():
+            total[kind] = total.get(kind, 0) + steps
+    return total

@@ -1,0 +1,78 @@
+"""The terms of a plan's protection: what a contract requires, whose rows are one unit, and what may be spent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rondo.config.schema import RunConfig
+from rondo.engine.expected_upload import private_steps, trial_fits
+from rondo.federation.site.contract import PrivacyTerms
+from rondo.federation.site.ledger import Ledger, Steps
+from rondo.federation.site.sum_allowance import steps_of
+from rondo.federation.site.term import Term
+from rondo.privacy.draws import Draws
+from rondo.runs.assemble import Assembly
+
+
+def protections(config: RunConfig) -> list[str]:
+    """The protections that a plan has, as a contract names them. Noise from a seed that the server knows is none."""
+    privacy = config.privacy
+    noisy = bool(privacy.noise) and privacy.debug_seed is None
+    there = {
+        "example-dp": noisy and privacy.unit == "example",
+        "client-dp": noisy and config.shares_noise,
+        "secure-aggregation": privacy.secure_aggregation,
+    }
+    return [name for name in there if there[name]]
+
+
+def of_plan(config: RunConfig, allowed: PrivacyTerms) -> Iterator[Term]:
+    """The terms that show without rows."""
+    has = protections(config)
+    own = {"example-dp", "client-dp"}  # noise of this site, the only kind that it can count
+    enough = allowed.max_epsilon is None or not own.isdisjoint(has)
+    if allowed.require or has or not enough:
+        words: list[str] = [*allowed.require]
+        if allowed.max_epsilon is not None and own.isdisjoint(words):
+            words.append("example-dp or client-dp")
+        told = f"plans with {' and '.join(words)}" if words else "any"
+        yield Term("protection", ", ".join(has) or "none", told, set(allowed.require) <= set(has) and enough)
+    if config.privacy.unit == "example":
+        asked, column = config.privacy.group, allowed.persons
+        words_of = "rows as units" if column is None else f"persons as units: privacy.group = {column}"
+        yield Term("unit of privacy", "rows" if asked is None else f"persons by {asked}", words_of, asked == column)
+    if config.shares_noise:
+        least, most = allowed.least_colluding, config.privacy.colluding
+        yield Term("sites that may collude", str(most), f"plans that count on {least} at least", most >= least)
+
+
+def of_training(
+    config: RunConfig, assembly: Assembly, allowed: PrivacyTerms, ledger: Ledger, run: str
+) -> Iterator[Term]:
+    """The terms that show once model and rows are there: epsilon of each client's rows after all rounds of ``run``,
+    and whatever was spent on them before."""
+    if allowed.max_epsilon is None:
+        return
+    for name, steps in _steps(config, assembly, ledger):
+        kept = ledger.epsilon(name, allowed.delta, steps, apart_from=run) <= allowed.max_epsilon
+        words = f"{allowed.max_epsilon:g} at delta {allowed.delta:g}, over all runs on the same rows"
+        yield Term(f"epsilon of {name}", "within" if kept else "more, after all rounds", words, kept)
+
+
+def _steps(config: RunConfig, assembly: Assembly, ledger: Ledger) -> Iterator[tuple[str, Steps]]:
+    """The private steps of all rounds, by client."""
+    has, noise, members = protections(config), config.privacy.noise, assembly.population.members
+    if "client-dp" in has:
+        assert noise is not None
+        for name in members:
+            yield name, {kind: n * config.rounds for kind, n in steps_of(ledger, noise, name, members).items()}
+    elif "example-dp" in has:
+        assert noise is not None
+        state = assembly.first_state()
+        for name, member in members.items():
+            draws, steps = Draws(config.train.batch_size, len(member.train)), 0
+            for round in map(assembly.round, range(config.rounds)):
+                shared = assembly.algorithm.broadcast(state, member.client, round)
+                fits = trial_fits(assembly.algorithm, shared, member.client, round)
+                steps += private_steps(fits, config.train, len(member.train))
+            yield name, {(noise, draws.probability): steps}

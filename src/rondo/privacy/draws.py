@@ -1,0 +1,31 @@
+"""The rows that private steps draw: how many in expectation, with which probability, and in how many steps.
+
+All of it follows from numbers that are told anyway, so a server counts a client's steps without knowing a draw.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The draws of a client with ``rows`` rows, at ``size`` rows per step (``train.batch_size``)."""
+
+    size: int
+    rows: int
+
+    @property
+    def expected(self) -> int:
+        """Expected rows of a step."""
+        return min(self.size, self.rows)
+
+    @property
+    def probability(self) -> float:
+        """The probability of each unit to be in a step: of a row, or of a person with all rows."""
+        return self.expected / max(1, self.rows)
+
+    def steps(self, steps: int | None, epochs: int) -> int:
+        """The number of steps of a local training: ``steps``, or as many as see the rows ``epochs`` times in
+        expectation."""
+        return epochs * -(-self.rows // max(1, self.expected)) if steps is None else steps

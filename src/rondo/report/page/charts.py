@@ -1,0 +1,139 @@
+"""Charts of a page as data: lines with 95 % intervals over seeds, for its script to draw."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, TypeAlias
+
+from rondo.report.page.groups import Group
+from rondo.report.page.markup import compact, finite
+from rondo.report.page.recorded import Recorded
+from rondo.report.student import half_interval
+
+Points: TypeAlias = Mapping[int, float]
+"""Values by the number of rounds done."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a chart. ``style``: the number of its colour and dash. ``low``, ``high``: ends of the interval, empty
+    where there is none."""
+
+    label: str
+    style: int
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float | None] = ()
+    high: Sequence[float | None] = ()
+
+    def content(self) -> dict[str, Any]:
+        intervals = {"low": list(map(compact, self.low)), "high": list(map(compact, self.high))} if self.low else {}
+        x, y = list(map(compact, self.x)), list(map(compact, self.y))
+        return {"label": self.label, "style": self.style, "x": x, "y": y, **intervals}
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart. ``form``: lines, or bars that stand on one another. ``names``: of bars, the name of each place on the
+    x axis."""
+
+    title: str
+    x: str
+    y: str
+    lines: Sequence[Line]
+    log: bool = False
+    form: str = "lines"
+    names: Sequence[str] = ()
+    note: str = ""
+
+    def content(self) -> dict[str, Any]:
+        lines = [line.content() for line in self.lines]
+        names = {"names": list(self.names)} if self.names else {}
+        log = {"log": True} if self.log else {}
+        return {"title": self.title, "x": self.x, "y": self.y, "form": self.form, "lines": lines, **names, **log}
+
+
+@dataclass(frozen=True)
+class Score:
+    """A number that runs have after some of their rounds. ``points``: those of one run, from before the first round
+    on. ``family``: the heading that it is listed under."""
+
+    family: str
+    name: str
+    points: Callable[[Recorded], Points] = field(repr=False)
+    log: bool = False
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A score of a group after a number of rounds: its mean over seeds, half its 95 % interval, and the seeds."""
+
+    mean: float
+    half: float | None
+    count: int
+
+
+def over_seeds(group: Group, score: Score) -> dict[int, Spread]:
+    """The score by rounds, where every run of the group has it that has it at all: a mean whose seeds change along the
+    line would jump."""
+    runs = [points for run in group.runs if (points := score.points(run))]
+    rounds = sorted(set.intersection(*(set(points) for points in runs))) if runs else []
+    spreads = {}
+    for done in rounds:
+        values = [points[done] for points in runs]
+        spreads[done] = Spread(statistics.fmean(values), half_interval(values), len(values))
+    return spreads
+
+
+def last(group: Group, score: Score) -> Spread | None:
+    """The score after the last round in which the group has it."""
+    spreads = over_seeds(group, score)
+    return spreads[max(spreads)] if spreads else None
+
+
+def lines_of(groups: Sequence[Group], score: Score) -> Iterator[Line]:
+    """A line over rounds per group that has the score."""
+    for style, group in enumerate(groups):
+        spreads = over_seeds(group, score)
+        if not spreads:
+            continue
+        low, high = ([None if s.half is None else s.mean + sign * s.half for s in spreads.values()] for sign in (-1, 1))
+        intervals = (low, high) if any(end is not None for end in low) else ((), ())
+        yield Line(group.label, style, list(spreads), [spread.mean for spread in spreads.values()], *intervals)
+
+
+def unit(most: float) -> tuple[str, float]:
+    """The unit in which the ``most`` bytes of a chart are a number of few digits, and its bytes."""
+    return next(((name, size) for name, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if most >= size), ("B", 1.0))
+
+
+def axes(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """The axes under scores: the name of each, and for each group its place after 0, 1, 2 ... rounds, the mean over
+    seeds."""
+    sent = [list(_places(group, lambda record: record["bytes_up"] + record["bytes_down"])) for group in groups]
+    name, size = unit(max(max(places) for places in sent))
+    found = {
+        "rounds": [list(_places(group, lambda record: 1.0)) for group in groups],
+        f"{name} up and down, all clients": [[place / size for place in places] for places in sent],
+        "seconds": [list(_places(group, lambda record: float(record["seconds"]))) for group in groups],
+    }
+    return [{"name": name, "places": [list(map(compact, of)) for of in places]} for name, places in found.items()]
+
+
+def _places(group: Group, part: Callable[[Mapping[str, Any]], float]) -> Iterator[float]:
+    sums = [[0.0, *accumulate(map(part, run.rounds))] for run in group.runs]
+    for rounds in range(max(map(len, sums))):
+        yield statistics.fmean(of_run[rounds] for of_run in sums if len(of_run) > rounds)
+
+
+def of_records(value: Callable[[Mapping[str, Any]], Any], before: Callable[[Recorded], Any]) -> Callable[..., Points]:
+    """The points of a number that each record may have, and that there may be before the first round; finite ones."""
+
+    def points(run: Recorded) -> dict[int, float]:
+        values = [(0, before(run)), *((record["round"] + 1, value(record)) for record in run.rounds)]
+        return {done: number for done, place in values if (number := finite(place)) is not None}
+
+    return points

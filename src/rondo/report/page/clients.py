@@ -1,0 +1,126 @@
+"""Charts and tables of single clients: scores from the worst to the best, and the rows of each."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rondo.report.over_seeds import OWN_KINDS
+from rondo.report.page.charts import Chart, Line
+from rondo.report.page.groups import Group
+from rondo.report.page.markup import Html, finite, number, table
+from rondo.report.page.recorded import Recorded
+from rondo.report.student import half_interval
+
+_POINTS, _ROWS, _BARS = 200, 60, 200
+"""Most points of a line over clients, rows of a table of clients, and clients with a bar each."""
+_LABELS, _PARTITIONS = 14, 3
+"""Most labels with a colour of their own, and most partitions that are drawn."""
+
+
+def client_charts(groups: Sequence[Group]) -> Iterator[Chart]:
+    """The primary score of each client from the worst to the best, a line per group."""
+    lines, title = [], ""
+    for style, group in enumerate(groups):
+        curves = [_from_worst(run, of_run.values()) for run in group.runs if (of_run := final_scores(run))]
+        if not curves:
+            continue
+        title = title or _title(group.runs[0])
+        count = min(_POINTS, max(map(len, curves)))
+        columns = list(zip(*(_resampled(curve, count) for curve in curves), strict=True))
+        means = [statistics.fmean(column) for column in columns]
+        halves = [half_interval(column) for column in columns]
+        low, high = (
+            [None if h is None else m + sign * h for m, h in zip(means, halves, strict=True)] for sign in (-1, 1)
+        )
+        places = [100 * (i + 1) / count for i in range(count)]
+        lines.append(Line(group.label, style, places, means, *((low, high) if len(curves) > 1 else ((), ()))))
+    if lines:
+        axis = "clients in %, in the order of their scores"
+        note = "On the left: the worst tenth of the clients."
+        yield Chart(f"{title} of each client's model", axis, title, lines, note=note)
+
+
+def _from_worst(run: Recorded, values: Iterable[float]) -> list[float]:
+    return sorted(values, reverse=not run.higher_is_better)
+
+
+def _resampled(values: Sequence[float], count: int) -> list[float]:
+    """``count`` of the sorted values, evenly spaced."""
+    return [values[round(i * (len(values) - 1) / max(1, count - 1))] for i in range(count)]
+
+
+def final_scores(run: Recorded) -> dict[str, float]:
+    """The primary score of each client's model after the last round that has them, by client."""
+    for record in reversed(run.rounds):
+        for kind in OWN_KINDS:
+            of_clients = record["scores"].get(kind, {}).get("per_client")
+            if isinstance(of_clients, Mapping):
+                values = {name: own.get(run.primary) for name, own in of_clients.items() if isinstance(own, Mapping)}
+                return {name: number for name, value in values.items() if (number := finite(value)) is not None}
+    return {}
+
+
+def _title(run: Recorded) -> str:
+    return run.titles.get(run.primary or "", run.primary or "score")
+
+
+def clients_table(groups: Sequence[Group]) -> Html | None:
+    """A row per client, the worst of the first group first: its rows, and its score in each group."""
+    scores = [[final_scores(run) for run in group.runs] for group in groups]
+    of_group = [
+        {name: statistics.fmean(s[name] for s in several if name in s) for name in {n for s in several for n in s}}
+        for several in scores
+    ]
+    names = {name for values in of_group for name in values}
+    if not names:
+        return None
+    first = next(values for values in of_group if values)
+    sign = 1 if groups[0].runs[0].higher_is_better else -1
+    ordered = sorted(names, key=lambda name: (sign * first[name] if name in first else float("inf"), name))
+    rows_of = groups[0].runs[0].partition.get("clients", {})
+    rows = [
+        [name, number(rows_of.get(name, {}).get("train")), *(number(values.get(name)) for values in of_group)]
+        for name in ordered[:_ROWS]
+    ]
+    more = f"; the {_ROWS} worst of {len(ordered)}" if len(ordered) > _ROWS else ""
+    caption = f"{_title(groups[0].runs[0])} of each client's model, means over seeds, the worst first{more}"
+    return table(("client", "training rows", *(group.label for group in groups)), rows, caption=caption)
+
+
+def partitions(groups: Sequence[Group]) -> Iterator[Chart]:
+    """The rows of each client, a chart per partition: seeds may deal rows otherwise. None of private runs."""
+    found: dict[str, tuple[Mapping[str, Any], list[str]]] = {}
+    for run in (run for group in groups for run in group.runs):
+        clients = run.partition.get("clients")
+        if clients and not run.private:
+            key = json.dumps(clients, sort_keys=True)
+            found.setdefault(key, (clients, []))[1].append(run.name)
+    for clients, runs in list(found.values())[:_PARTITIONS]:
+        named = ", ".join(runs[:3]) + (f" and {len(runs) - 3} more" if len(runs) > 3 else "")
+        yield _partition(clients, f"{len(clients)} clients" + (f" ({named})" if len(found) > 1 else ""))
+
+
+def _partition(clients: Mapping[str, Any], title: str) -> Chart:
+    sizes = {name: c["train"] + c.get("validation", 0) for name, c in clients.items()}
+    counts: Counter[str] = Counter()
+    for client in clients.values():
+        counts.update(client.get("labels") or {})
+    if len(clients) > _BARS:
+        ordered = sorted(sizes.values())
+        y = _resampled(list(map(float, ordered)), _POINTS)
+        x = [100 * (i + 1) / len(y) for i in range(len(y))]
+        return Chart(title, "clients in %, in the order of their rows", "rows", [Line("rows", 0, x, y)])
+    shown = [label for label, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:_LABELS]]
+    parts = {label: [(c.get("labels") or {}).get(label, 0) for c in clients.values()] for label in shown}
+    rest = [size - sum(part[i] for part in parts.values()) for i, size in enumerate(sizes.values())]
+    if any(rest):
+        parts["other labels" if counts else "rows"] = rest
+    places = list(range(len(clients)))
+    styles = [*range(len(shown)), -1 if shown else 0]
+    lines = [Line(label, style, places, part) for style, (label, part) in zip(styles, parts.items(), strict=False)]
+    note = "Rows to train on and to validate with, by label." if counts else "Rows to train on and to validate with."
+    return Chart(title, "client", "rows", lines, form="bars", names=list(clients), note=note)

@@ -1,0 +1,131 @@
+"""One self-contained page: it loads nothing, and forbids itself to.
+
+A policy in its head allows its own script and style by their SHA-256 and nothing else: no picture, font, frame, form or
+request. Data stand in a script element of JSON, which no browser runs. The same runs give the same bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+
+from rondo.report.page.groups import Group, grouped
+from rondo.report.page.markup import Html, joined, script_json, tag
+from rondo.report.page.recorded import Claim, Recorded
+from rondo.report.page.sections import build, legend
+
+UPLOT = {
+    "uplot/uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
+    "uplot/uPlot.min.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
+}
+"""The files of uPlot 1.6.32, with the SHA-256 of each."""
+
+
+MARK = '<meta name="generator" content="Rondo">'
+"""The line by which a file is known as such a page."""
+
+
+def page(
+    runs: Sequence[Recorded],
+    claims: Sequence[Claim] = (),
+    stopped: Sequence[tuple[str, str]] = (),
+    *,
+    live: str | None = None,
+) -> str:
+    """The page of ``runs``, as HTML.
+
+    ``claims``: what papers claim of these runs.
+    ``stopped``: runs of a comparison that could not be finished, and the reason of each.
+    ``live``: of a served page, the name of what is shown now: the page asks its server for it, and loads itself again
+    once it is another.
+    """
+    groups = grouped(runs)
+    built = build(groups, claims, stopped)
+    heading, lead = _heading(groups), _lead(groups)
+    links = tag("ul", [tag("li", tag("a", name, href=f"#{anchor}")) for anchor, name in built.contents])
+    body = joined(
+        tag("header", tag("h1", heading), tag("p", lead), tag("nav", links, aria_label="Sections")),
+        tag("main", legend(groups), built.sections),
+        tag("footer", tag("p", "Made by Rondo from the files of run directories. Charts: uPlot, MIT licence.")),
+    )
+    script, style = _script(), _style()
+    policy = [
+        "default-src 'none'",
+        f"script-src '{_hash(script)}'",
+        f"style-src '{_hash(style)}'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        *([] if live is None else ["connect-src 'self'"]),
+    ]
+    head = joined(
+        Html('<meta charset="utf-8">'),
+        Html(f'<meta http-equiv="Content-Security-Policy" content="{"; ".join(policy)}">'),
+        Html('<meta name="viewport" content="width=device-width, initial-scale=1">'),
+        Html('<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">'),
+        Html(MARK),
+        tag("title", heading),
+        Html(f"<style>{style}</style>"),
+    )
+    data = Html(f'<script type="application/json" id="data">{script_json(built.data)}</script>')
+    content = tag("body", body, data, Html(f"<script>{script}</script>"))
+    html = tag("html", tag("head", head), content, lang="en", data_live=live or "")
+    return f"<!DOCTYPE html>\n{html.text}\n"
+
+
+@cache
+def _script() -> str:
+    """The page's script with uPlot before it, under its licence."""
+    licence = _asset("uplot/LICENSE").replace("*/", "* /")
+    return f"/*! uPlot 1.6.32\n{licence}*/\n{_uplot('uplot/uPlot.iife.min.js')}\n{_asset('page.js')}"
+
+
+@cache
+def _style() -> str:
+    return f"{_uplot('uplot/uPlot.min.css')}\n{_asset('page.css')}"
+
+
+def _asset(name: str) -> str:
+    return files("rondo.report.page").joinpath(name).read_text(encoding="utf-8")
+
+
+def _uplot(name: str) -> str:
+    """A file of uPlot as it was published. Raises :class:`ValueError` for another."""
+    text = _asset(name)
+    if hashlib.sha256(text.encode()).hexdigest() != UPLOT[name]:
+        raise ValueError(f"{name} is not the file of uPlot 1.6.32 that this page was made for: install Rondo again")
+    return text
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _heading(groups: Sequence[Group]) -> str:
+    labels = [group.label for group in groups]
+    return ", ".join(labels[:4]) + (f" and {len(labels) - 4} more" if len(labels) > 4 else "")
+
+
+def _lead(groups: Sequence[Group]) -> str:
+    """The sizes of the runs in a sentence."""
+    runs = [run for group in groups for run in group.runs]
+    rounds = {run.planned for run in runs}
+    clients = {len(run.partition["clients"]) for run in runs if run.partition.get("clients")}
+    seeds = {run.seed for run in runs}
+    unfinished = sum(run.summary is None for run in runs)
+    parts = [_count(len(runs), "run"), _span(rounds, "round")]
+    parts += [_span(clients, "client")] if clients else []
+    parts += [_count(len(seeds), "seed")]
+    text = f"{', '.join(parts)}."
+    return f"{text} {_count(unfinished, 'run')} not finished." if unfinished else text
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def _span(numbers: set[int], word: str) -> str:
+    low, high = min(numbers), max(numbers)
+    return _count(high, word) if low == high else f"{low} to {high} {word}s"

@@ -1,0 +1,82 @@
+"""A run as its directory records it: all that a page shows. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run, finished or not. Everything but ``name`` and ``travels`` is as its files have it.
+
+    - ``name``: the name of its folder.
+    - ``label``: its name in a comparison; None outside of one.
+    - ``config``: all keys of its configuration, by section.
+    - ``travels``: a line that says which tensors are trained and sent.
+    - ``higher_is_better``: whether this holds of the primary metric.
+    - ``partition``: empty where the file is not there yet.
+    - ``summary``: None of a run that is not finished.
+    - ``before``, ``measures_before``: scores and measures before the first round.
+    - ``rounds``: the lines of ``metrics.jsonl``. Only the last that has scores per client keeps them.
+    - ``sites``: of a federation, each site's standing by its name.
+    """
+
+    name: str
+    label: str | None
+    config: Mapping[str, Any]
+    travels: str
+    higher_is_better: bool
+    manifest: Mapping[str, Any]
+    partition: Mapping[str, Any]
+    summary: Mapping[str, Any] | None
+    before: Mapping[str, Any]
+    measures_before: Mapping[str, float]
+    rounds: Sequence[Mapping[str, Any]]
+    sites: Mapping[str, Any]
+
+    @property
+    def seed(self) -> int:
+        return int(self.config["seed"])
+
+    @property
+    def planned(self) -> int:
+        """The number of rounds of its configuration."""
+        return int(self.config["rounds"])
+
+    @property
+    def primary(self) -> str | None:
+        """The name of the primary metric, the first of all scores; None before the first score."""
+        if self.summary is not None:
+            return str(self.summary["primary"])
+        for scores in (self.before, *(record["scores"] for record in self.rounds)):
+            for kind in ("global", "cold_start", "clients", "personal"):
+                if kind in scores:
+                    return next((str(m) for m in scores[kind] if m != "per_client"), None)
+        return None
+
+    @property
+    def private(self) -> bool:
+        """Whether it has differential privacy: then nothing that depends on a single client without noise is shown."""
+        return (self.config.get("privacy") or {}).get("unit") is not None
+
+    @property
+    def titles(self) -> Mapping[str, str]:
+        """The names of metrics that are other than their keys."""
+        return self.rounds[-1].get("titles", {}) if self.rounds else {}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of a paper that runs of ``rondo reproduce`` decide: the paper's number, the number of these runs with its
+    95 % interval, and the verdicts at equal rounds and at equal bytes."""
+
+    entry: str
+    paper: str
+    claim: str
+    published: str
+    here: str
+    seeds: int
+    verdict: str
+    at_equal_bytes: str

@@ -1,0 +1,209 @@
+"""Tables of a page about its runs: results, traffic, failures, privacy, machines."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rondo.report.page.charts import Score, Spread, last, over_seeds
+from rondo.report.page.groups import Group
+from rondo.report.page.markup import Html, interval, number, table, tag
+from rondo.report.page.recorded import Claim, Recorded
+from rondo.report.page.scores import primary_of, worst_tenth
+from rondo.report.student import half_interval
+from rondo.report.summary import guarantee_line, totals
+from rondo.report.terminal import human_bytes
+
+_OUTCOMES = {"nonfinite_loss": "loss not finite", "nonfinite_parameters": "parameters not finite"}
+
+
+def results(groups: Sequence[Group], found: Sequence[Score]) -> Html:
+    """A row per group: its scores before and after, bytes, seconds, failures. ``found``: all scores, in their order."""
+    columns, cells = ["method", "seeds", "rounds"], []
+    parts: list[tuple[str, Score | None]] = [
+        ("test", primary_of(found, "test")),
+        ("at the clients", primary_of(found, "clients")),
+        ("worst tenth", worst_tenth(found)),
+    ]
+    for said, score in parts:
+        if score is not None:
+            name = score.name.split(",")[0]
+            cells += [_first(score), _last(score)] if said == "test" else [_last(score)]
+            columns += ["test before", f"test {name}"] if said == "test" else [f"{name}, {said}"]
+    measured = {name: None for group in groups for run in group.runs for name in run.measures_before}
+    for name in measured:
+        columns.append(name.replace("_", " "))
+        cells.append(_measure(name))
+    private = any("epsilon" in record for group in groups for run in group.runs for record in run.rounds)
+    columns += ["up", "down", "seconds", *(["epsilon"] if private else []), "failures"]
+    rows = []
+    for group in groups:
+        sums = [totals(run.rounds) for run in group.runs]
+        up, down = (_mean([s["bytes"][way] for s in sums]) for way in ("up", "down"))
+        seconds = [sum(record["seconds"] for record in run.rounds) for run in group.runs]
+        rounds = sorted({len(run.rounds) for run in group.runs})
+        failures = sum(s["failed_clients"] for s in sums)
+        row = [group.label, _seeds(group.seeds), " to ".join(map(str, {rounds[0]: 0, rounds[-1]: 0}))]
+        row += [cell(group) for cell in cells]
+        row += [human_bytes(up), human_bytes(down), interval(_mean(seconds), half_interval(seconds))]
+        row += [_epsilon(group)] if private else []
+        rows.append([*row, str(failures)])
+    return table(
+        columns, rows, caption="After the last round; means over seeds ± half of the 95 % interval (Student's t)"
+    )
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    """Seeds one by one, or from the first to the last where there are many in a row."""
+    if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
+        return f"{seeds[0]} to {seeds[-1]}"
+    return ", ".join(map(str, seeds))
+
+
+def _first(score: Score) -> Any:
+    def cell(group: Group) -> str:
+        spreads = over_seeds(group, score)
+        return _shown(spreads.get(0))
+
+    return cell
+
+
+def _last(score: Score) -> Any:
+    return lambda group: _shown(last(group, score))
+
+
+def _measure(name: str) -> Any:
+    def cell(group: Group) -> str:
+        values = [run.rounds[-1].get("measures", {}).get(name) for run in group.runs if run.rounds]
+        known = [value for value in values if value is not None]
+        return interval(_mean(known), half_interval(known)) if known else "-"
+
+    return cell
+
+
+def _shown(spread: Spread | None) -> str:
+    return "-" if spread is None else interval(spread.mean, spread.half)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else 0.0
+
+
+def _epsilon(group: Group) -> str:
+    records = [run.rounds[-1] for run in group.runs if run.rounds and "epsilon" in run.rounds[-1]]
+    if not records:
+        return "-"
+    values = [record["epsilon"] for record in records]
+    shown = "infinite" if None in values else number(max(values))
+    return shown if all(record["epsilon_valid"] for record in records) else f"{shown} (not valid)"
+
+
+def traffic(groups: Sequence[Group]) -> Html:
+    """A row per group: the tensors that travel, and bytes per client and round and in all."""
+    rows = []
+    for group in groups:
+        sums = [totals(run.rounds)["bytes"] for run in group.runs]
+        keys = ("up_per_client_round", "down_per_client_round", "up", "down", "first_contact")
+        rows.append([group.label, group.runs[0].travels, *(human_bytes(_mean([s[key] for s in sums])) for key in keys)])
+    columns = ("method", "tensors", "up, client and round", "down, client and round", "up", "down", "first contact")
+    return table(
+        columns, rows, caption="Bytes of tensors; down includes the first contact, but not per round", words=(1,)
+    )
+
+
+def failures(groups: Sequence[Group]) -> Html | None:
+    """A row per run that lost clients, uploads or rounds, with the reasons; None if there is none."""
+    rows = []
+    for run in (run for group in groups for run in group.runs):
+        failed = Counter(f["reason"] for record in run.rounds for f in record["failed"])
+        rejected = Counter[str]()
+        for record in run.rounds:
+            rejected.update(record["rejected"])
+        skipped = [f"{record['round'] + 1}: {record['skipped']}" for record in run.rounds if record["skipped"]]
+        if failed or rejected or skipped:
+            rows.append([run.name, _counted(failed), _counted(rejected), "; ".join(skipped[:5]) or "-"])
+    columns = ("run", "clients that failed", "uploads rejected", "rounds skipped")
+    return table(columns, rows, caption="Failures, by reason", numbers=False) if rows else None
+
+
+def _counted(reasons: Counter[str]) -> str:
+    return ", ".join(f"{_OUTCOMES.get(r, r.replace('_', ' '))}: {n}" for r, n in reasons.most_common()) or "-"
+
+
+def last_failures(groups: Sequence[Group], most: int = 20) -> Html | None:
+    """The last failures with their details, but for private runs."""
+    found = [
+        [run.name, str(record["round"] + 1), f["client"], f["reason"].replace("_", " "), f["detail"]]
+        for group in groups
+        for run in group.runs
+        for record in run.rounds
+        for f in record["failed"]
+        if not run.private
+    ]
+    columns = ("run", "round", "client", "reason", "detail")
+    return table(columns, found[-most:], caption="The last failures", numbers=False) if found else None
+
+
+def guarantees(groups: Sequence[Group]) -> Html | None:
+    """The guarantee of each run with differential privacy in a sentence."""
+    rows = []
+    for run in (run for group in groups for run in group.runs):
+        privacy = dict(run.config.get("privacy") or {})
+        if privacy.get("unit") is None or not run.rounds:
+            continue
+        spent = {key: run.rounds[-1].get(key) for key in ("epsilon", "epsilon_valid")}
+        rows.append([run.name, guarantee_line({**privacy, **spent})])
+    return table(("run", "guarantee"), rows, caption="Differential privacy", numbers=False) if rows else None
+
+
+def answers(run: Recorded) -> Html | None:
+    """The answers that a run generated, before and after training."""
+    samples = (run.summary or {}).get("samples") or []
+    columns = ("prompt", "expected", "before", "after")
+    rows = [[tag("span", sample[column], class_="text") for column in columns] for sample in samples]
+    caption = f"Answers before and after training, {run.name}"
+    return table(columns, rows, caption=caption, numbers=False) if rows else None
+
+
+def claims(decided: Sequence[Claim]) -> Html:
+    """Claims of papers with the published number, the one here, and the verdict."""
+    rows: list[list[str | Html]] = [
+        [c.claim, c.paper, c.published, c.here, str(c.seeds), tag("strong", c.verdict), c.at_equal_bytes]
+        for c in decided
+    ]
+    columns = ("claim", "paper", "published", "here [95 % interval]", "seeds", "verdict", "at equal bytes")
+    return table(columns, rows, caption="Published numbers, and what these runs say", numbers=False)
+
+
+def machines(groups: Sequence[Group]) -> Html:
+    """A row per run: its state, machine and versions."""
+    rows = []
+    for run in (run for group in groups for run in group.runs):
+        done = len(run.rounds)
+        early = run.summary is not None and done < run.planned
+        state = "not finished" if run.summary is None else "stopped early" if early else "finished"
+        manifest, versions = run.manifest, run.manifest.get("versions")
+        versions = versions if isinstance(versions, Mapping) else {}
+        machine = ", ".join(str(manifest[key]) for key in ("device", "precision", "processor") if manifest.get(key))
+        known = " ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+        started = str(manifest.get("started", "-"))
+        rows.append([run.name, str(run.seed), f"{state}, {done} of {run.planned}", started, machine, known])
+    columns = ("run", "seed", "rounds", "started", "machine", "versions")
+    return table(columns, rows, caption="Each run, its machine and versions", numbers=False)
+
+
+def sites(run: Recorded) -> Html | None:
+    """The sites of a federation's run."""
+    rows = list(_sites(run))
+    columns = ("site", "state", "since", "rounds that counted")
+    return table(columns, rows, caption=f"Sites, {run.name}", numbers=False) if rows else None
+
+
+def _sites(run: Recorded) -> Iterator[list[str]]:
+    for name, site in run.sites.items():
+        if isinstance(site, Mapping):
+            reason = f": {site['reason']}" if site.get("reason") else ""
+            state = f"{site.get('state', '-')}{reason}"
+            yield [name, state, str(site.get("since", "-")), str(site.get("rounds", 0))]

@@ -1,0 +1,40 @@
+"""The interface of a tracker, which a run's follower uses (:mod:`rondo.runs.tracking.follower`). Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias
+
+Ending: TypeAlias = Literal["finished", "stopped"]
+
+
+@dataclass(frozen=True)
+class About:
+    """A run as its trackers know it.
+
+    - ``id``: made once for the run, and for no other.
+    - ``name``: the name of its folder.
+    - ``settings``: its configuration by key path.
+    """
+
+    folder: Path
+    id: str
+    name: str
+    project: str
+    settings: Mapping[str, Any]
+
+
+class Tracker(Protocol):
+    """One run at one tracker. Every method may raise anything."""
+
+    def begin(self, about: About) -> int:
+        """Begin, or go on with the run of the same id. Returns the number of rounds that it has already: the rounds
+        after these are given to :meth:`round`, each once, in their order."""
+
+    def round(self, done: int, values: Mapping[str, float]) -> None:
+        """Note a round, the ``done``-th. Once it returns, the round is not given again."""
+
+    def close(self, ending: Ending) -> None:
+        """Write what is not written yet."""

@@ -1,0 +1,79 @@
+"""Separator and encoding of text files, as Excel writes them in Western Europe."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rondo
+from rondo.config import ConfigError, load
+from rondo.data.files.room import Room, TextForm
+from rondo.data.sources import load as load_source
+from rondo.data.sources import read_rows
+from small_runs import reviews, save_tiny_bert, settings
+
+TEXT = 'Filiale;Text;Art\nKöln;"zu; spät";Gebühr\nÜlm;20,5 €;Netz\n'
+ROWS = [
+    {"Filiale": "Köln", "Text": "zu; spät", "Art": "Gebühr"},
+    {"Filiale": "Ülm", "Text": "20,5 €", "Art": "Netz"},
+]
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "utf-16", "utf-8", "UTF_8"])
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.tsv"])
+def test_rows_of_a_german_excel_file(tmp_path: Path, encoding: str, name: str) -> None:
+    content = TEXT.encode(encoding)
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    assert list(read_rows(tmp_path / name, "data.source", Room(form=TextForm(";", encoding)))) == ROWS
+
+
+def test_all_files_of_a_run_have_the_form(tmp_path: Path) -> None:
+    for name in ("train.csv", "test.csv", "late.csv"):
+        (tmp_path / name).write_text(TEXT, encoding="cp1252")
+    files = {
+        "source": str(tmp_path / "train.csv"),
+        "test_source": str(tmp_path / "test.csv"),
+        "more_tests": {"late": str(tmp_path / "late.csv")},
+    }
+    data = {**files, "separator": ";", "encoding": "cp1252"}
+    source = load_source(
+        load({"task": {"text": "Text", "label": "Art"}, "data": data, "partition": {"kind": "iid", "clients": 2}})
+    )
+    assert list(source.train or ()) == list(source.test or ()) == list(source.more_tests["late"]) == ROWS
+
+
+def test_files_to_evaluate_and_predict_have_the_form_of_the_run(tmp_path: Path) -> None:
+    def written(name: str, rows: list[dict[str, Any]]) -> str:
+        lines = ["text;label", *(f"{row['text']};{row['label']}ö" for row in rows)]
+        (tmp_path / name).write_text("\n".join(lines), encoding="cp1252")
+        return str(tmp_path / name)
+
+    data = {"source": written("train.csv", reviews(24)), "separator": ";", "encoding": "cp1252"}
+    config = settings(save_tiny_bert(tmp_path / "bert"), data=data, rounds=1)
+    rondo.run(config, run_dir=tmp_path / "run", device="cpu")
+    other = written("other.csv", reviews(6, seed=1))
+    assert rondo.evaluate(tmp_path / "run", data=other, device="cpu")["test"]["examples"] == 6
+    assert {row["label"] for row in rondo.predict(tmp_path / "run", other, device="cpu")} <= {"posö", "negö"}
+
+
+@pytest.mark.parametrize(
+    ("data", "fragment"),
+    [
+        ({"encoding": "cp12522"}, "data.encoding: 'cp12522' is no encoding of text that Python knows: utf-8, cp1252"),
+        ({"encoding": "rot13"}, "data.encoding: 'rot13' is no encoding of text"),
+        ({"separator": '"'}, "data.separator: '\"' cannot stand between columns"),
+    ],
+)
+def test_form_that_no_file_has_is_refused(data: dict[str, Any], fragment: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load({"data": data})
+    assert fragment in str(caught.value)
+
+
+def test_file_in_another_encoding_names_it(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(TEXT, encoding="cp1252")
+    with pytest.raises(ConfigError, match=r"is not ascii text; set data\.encoding"):
+        read_rows(tmp_path / "a.csv", "data.source", Room(form=TextForm(";", "ascii")))

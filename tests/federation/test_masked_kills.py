@@ -1,0 +1,281 @@
+"""A masked sum survives the death of a site or of the server at any letter: the same sum, or that without the site, or
+none."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from desk_line import SITES, DeskLine, Killed
+from parties import configuration, write_sites
+from test_federation import simulated, weights
+
+import rondo
+from rondo.algorithm import ClientFailed
+from rondo.engine.simulation import Simulation
+from rondo.engine.transport import Turnout
+from rondo.errors import RunStopped
+from rondo.federation.letter import SUMS
+from rondo.federation.server.listening import Listening
+from rondo.federation.server.run import resume, serve
+from rondo.federation.server.saved_sum import SavedSum
+from rondo.federation.site.sum_state import SumState
+
+MASKED = {"adversary": "server", "secure_aggregation": True, "clip": 10.0}
+KINDS = ("round", *SUMS)
+MOMENTS = ("before", "in", "written", "after")
+"""Before the letter comes; before its state is on the disk; after that; after the answer has left."""
+
+
+@pytest.fixture(scope="module")
+def place(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("three")
+    shutil.copytree(bert, path / "bert")
+    write_sites(path, SITES)
+    return path
+
+
+def run_of(place: Path, **changes: Any) -> dict[str, Any]:
+    task, train = {"labels": ["neg", "pos"]}, {"local_epochs": 1, "batch_size": 8}
+    sections = {"privacy": MASKED, "task": task, "train": train, "clients": {"min_clients": 1}}
+    return configuration(place, **{"rounds": 2, "algorithm": {"name": "rolora"}, **sections, **changes})
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The adapters of simulations, each run when it is asked for."""
+
+    place: Path
+    folder: Path
+
+    @cache  # noqa: B019
+    def without_bob_in(self, *attempts: int) -> dict[str, bytes]:
+        with without_bob(attempts):
+            run_dir = self.folder / ("without-" + "".join(map(str, attempts)))
+            return weights(simulated(self.place, run_of(self.place), run_dir))
+
+
+@pytest.fixture(scope="module")
+def expected(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Expected:
+    return Expected(place, tmp_path_factory.mktemp("simulations"))
+
+
+@contextmanager
+def without_bob(attempts: tuple[int, ...]) -> Iterator[None]:
+    there = Simulation.expected
+
+    def expected(self: Simulation, clients: Any, round: Any, failed: Any) -> Any:
+        turnout = there(self, clients, round, failed)
+        if round.attempt not in attempts:
+            return turnout
+        gone = {"bob": ClientFailed("bob", "absent", "it is not connected")}
+        return Turnout(tuple(c for c in turnout.asked if c.id != "bob"), gone)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Simulation, "expected", expected)
+        yield
+
+
+def listening(place: Path) -> Listening:
+    return Listening(place / "keys" / "server", "127.0.0.1", wait=30.0, patience=0.2)
+
+
+def served(place: Path, line: DeskLine, run_dir: Path, **changes: Any) -> rondo.RunResult:
+    with line.served():
+        run = run_of(place, **changes)
+        return serve(run, listening(place), run_dir=run_dir, device="cpu", told=line.told.append)
+
+
+class Strike:
+    """Kills bob's site, once, at the n-th letter of a kind."""
+
+    def __init__(self, kind: str, moment: str, *, returns: bool, count: int = 1) -> None:
+        self.kind, self.moment, self.returns, self.left = kind, moment, returns, count
+        self.line: DeskLine | None = None
+        self.now: str = ""
+
+    def __call__(self, site: str, kind: str, moment: str) -> None:
+        self.now = kind if site == "south" and moment == "before" else ""
+        if site == "south" and kind == self.kind and moment == self.moment:
+            self.hit()
+
+    def hit(self) -> bool:
+        self.left -= 1
+        if self.left != 0:
+            return False
+        assert self.line is not None
+        self.line.kill("south", returns=self.returns)
+        return True
+
+    @contextmanager
+    def around_the_disk(self) -> Iterator[None]:
+        """Within, the site dies while it writes."""
+
+        def around(real: Callable[..., None]) -> Callable[..., None]:
+            def write(state: SumState, content: Any) -> None:
+                here = state.name == "south" and self.now == self.kind
+                if here and self.moment == "in" and self.hit():
+                    raise Killed
+                real(state, content)
+                if here and self.moment == "written" and self.hit():
+                    raise Killed
+
+            return write
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(SumState, "save", around(SumState.save))
+            patch.setattr(SumState, "keep", around(SumState.keep))
+            yield
+
+
+SITE_DEATHS = [(kind, moment, returns) for kind in KINDS for moment in MOMENTS for returns in (True, False)]
+QUICK = [("masked", "written", True)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "moment", "returns"),
+    [pytest.param(*death, marks=() if death in QUICK else pytest.mark.slow) for death in SITE_DEATHS],
+)
+def test_site_dies(place: Path, tmp_path: Path, expected: Expected, kind: str, moment: str, returns: bool) -> None:
+    strike = Strike(kind, moment, returns=returns)
+    line = strike.line = DeskLine(place, tmp_path, strike)
+    with strike.around_the_disk():
+        result = served(place, line, tmp_path / "run")
+    assert strike.left <= 0
+    assert [r["skipped"] for r in result.history] == [None, None]
+    if returns:
+        assert weights(result) == expected.without_bob_in()
+    elif kind == "unmask":  # the others are as many as the threshold, so the sum is that of all three
+        assert [r["clients"] for r in result.history] == [3, 2]
+        assert weights(result) == expected.without_bob_in(1)
+    else:
+        # A key or a vector that came after all would be of a set that is void.
+        assert [r["clients"] for r in result.history] == [2, 2] if (kind, moment) != ("round", "after") else True
+        assert weights(result) == expected.without_bob_in(0, 1)
+
+
+QUICK_SERVER = ("unmask", "west", "after")
+
+
+class Dies:
+    """Kills the server, once, at a letter to a site."""
+
+    def __init__(self, kind: str, site: str, moment: str) -> None:
+        self.at, self.left = (site, kind, moment), 1
+
+    def __call__(self, site: str, kind: str, moment: str) -> None:
+        if self.left and (site, kind, moment) == self.at:
+            self.left = 0
+            raise Killed
+
+
+@pytest.mark.parametrize(
+    ("kind", "site", "moment"),
+    [
+        pytest.param(kind, site, moment, marks=() if (kind, site, moment) == QUICK_SERVER else pytest.mark.slow)
+        for kind in KINDS
+        for site in ("north", "west")
+        for moment in ("before", "after")
+    ],
+)
+def test_server_dies_and_is_resumed(
+    place: Path, tmp_path: Path, expected: Expected, kind: str, site: str, moment: str
+) -> None:
+    line = DeskLine(place, tmp_path, Dies(kind, site, moment))
+    with pytest.raises(Killed):
+        served(place, line, tmp_path / "run")
+    with line.served():
+        result = resume(tmp_path / "run", listening(place), told=line.told.append)
+    assert weights(result) == expected.without_bob_in()
+    assert [r["skipped"] for r in result.history] == [None, None]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["begin", "begun", "keep", "kept"])
+def test_server_dies_while_it_writes(place: Path, tmp_path: Path, expected: Expected, moment: str) -> None:
+    line, left = DeskLine(place, tmp_path), [1]
+
+    def around(real: Callable[..., None], before: str, after: str) -> Callable[..., None]:
+        def write(*given: Any) -> None:
+            if moment == before and left and left.pop():
+                raise Killed
+            real(*given)
+            if moment == after and left and left.pop():
+                raise Killed
+
+        return write
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SavedSum, "begin", around(SavedSum.begin, "begin", "begun"))
+        patch.setattr(SavedSum, "keep", around(SavedSum.keep, "keep", "kept"))
+        with pytest.raises(Killed):
+            served(place, line, tmp_path / "run")
+    with line.served():
+        result = resume(tmp_path / "run", listening(place), told=line.told.append)
+    assert weights(result) == expected.without_bob_in()
+
+
+@pytest.mark.slow
+def test_server_that_lost_its_state_skips_the_round(place: Path, tmp_path: Path) -> None:
+    """Its sites have opened a sum that it does not have any more. They open no other of this round."""
+    line = DeskLine(place, tmp_path, Dies("unmask", "west", "after"))
+    with pytest.raises(Killed):
+        served(place, line, tmp_path / "run")
+    (tmp_path / "run" / "sum.session").unlink()
+    with line.served():
+        result = resume(tmp_path / "run", listening(place), told=line.told.append)
+    skipped = [r["skipped"] for r in result.history]
+    assert skipped[0] is not None
+    assert skipped[1] is None
+    reasons = {f["detail"] for f in result.history[0]["failed"]}
+    assert reasons == {"opened: 'a sum of this attempt was opened already'"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm": {"name": "fedsa-lora"}, "clients": {"per_round": 2}, "privacy": {**MASKED, "ring": 64}},
+        {"server": {"optimizer": "adam"}, "clients": {"weighting": "uniform"}},
+        {"algorithm": {"name": "fedsvd"}, "privacy": {**MASKED, "clip": 0.01}},
+        {
+            "privacy": {**MASKED, "unit": "example", "clip": 0.5, "noise": 1.0, "delta": 1e-5, "debug_seed": 5},
+            "clients": {"weighting": "uniform"},
+            "train": {"local_epochs": 1, "batch_size": 4, "max_grad_norm": 0.0},
+            "evaluation": {"diagnostics_every": 0},
+        },
+    ],
+    ids=["some clients, their own tensors, 64 bits", "server optimizer, equal weights", "changes at the bound", "rows"],
+)
+def test_runs_of_other_options_equal_their_simulation(place: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    changes = {"rounds": 4, **changes}
+    result = served(place, DeskLine(place, tmp_path), tmp_path / "run", **changes)
+    expected = simulated(place, run_of(place, **changes), tmp_path / "simulation")
+    assert weights(result) == weights(expected)
+    for key in ("bytes_up", "epsilon", "client_epsilon"):
+        assert [r.get(key) for r in result.history] == [r.get(key) for r in expected.history]
+    assert [r["skipped"] for r in result.history] == [None] * 4
+
+
+@pytest.mark.slow
+def test_two_sites_of_three_that_die_skip_the_round(place: Path, tmp_path: Path) -> None:
+    def strike(site: str, kind: str, moment: str) -> None:
+        if kind == "masked" and moment == "before" and site in ("south", "west") and site in line.present():
+            line.kill(site, returns=False)
+
+    line = DeskLine(place, tmp_path, strike)
+    with pytest.raises(RunStopped, match="1 sites are left, and a sum of one hides nothing"):
+        served(place, line, tmp_path / "run")
+    first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    assert {f["detail"] for f in first["failed"]} == {"1 sites have sent a vector, the threshold is 2"}
+    assert not any(kind == "unmask" for _, kind, _, _ in line.heard)

@@ -1,0 +1,302 @@
+"""Federations with differential privacy: of clients, whose server adds the noise, and of rows, whose sites do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from records import timeless
+
+pytest.importorskip("flwr")
+pytest.importorskip("dp_accounting")
+
+from desks import Make, asked, contract, with_
+from parties import LABELS, Parties, configuration
+
+import rondo
+from rondo.config import load
+from rondo.engine.client.private_step import PrivateSteps
+from rondo.engine.wire.letters import Reply, Request
+from rondo.errors import ConfigError
+from rondo.federation.plan import Plan
+from rondo.federation.server import remote_run
+from rondo.federation.site import account
+from rondo.federation.site.contract import Contract
+from rondo.federation.site.ledger import FILE, KEY, Ledger
+from rondo.privacy.accountant import epsilon
+from rondo.privacy.draws import Draws
+from small_runs import reviews
+
+pytestmark = pytest.mark.usefixtures("refusals_at_once")
+
+OF_ROWS = {"adversary": "server", "unit": "example", "clip": 0.5, "noise": 1.0, "delta": 1e-5}
+OF_CLIENTS = {"adversary": "reader", "unit": "client", "clip": 1.0, "noise": 1.0, "delta": 1e-2}
+TRAIN = {"local_epochs": 1, "batch_size": 4, "packing": False, "length_grouping": False, "max_grad_norm": 0.0}
+
+
+# --- whole federations --------------------------------------------------------------------------------------------
+
+
+def run_of(folder: Path, privacy: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+    sections: dict[str, Any] = {
+        "rounds": 3,
+        "algorithm": {"name": "rolora"},
+        "clients": {"weighting": "uniform"},
+        "train": TRAIN,
+        "task": LABELS,
+        "privacy": privacy,
+        "evaluation": {"diagnostics_every": 0} if privacy["unit"] == "example" else {},
+    }
+    return configuration(folder, **{**sections, **changes})
+
+
+def both(folder: Path, tmp_path: Path, config: dict[str, Any]) -> tuple[rondo.RunResult, rondo.RunResult]:
+    """The run as a simulation and as a federation."""
+    data = {**config["data"], "clients_from": str(folder / "data" / "all")}
+    simulated = rondo.run({**config, "data": data}, run_dir=tmp_path / "simulation", device="cpu")
+    parties = Parties(folder, state=tmp_path)
+    federated = parties.run(config, tmp_path / "run")
+    assert not parties.errors
+    return simulated, federated
+
+
+def numbers(result: rondo.RunResult) -> bytes:
+    return (result.run_dir / "adapter" / "adapter_model.safetensors").read_bytes()
+
+
+def records(result: rondo.RunResult) -> list[dict[str, Any]]:
+    return [timeless(record) | {"client_flops": None} for record in result.history]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", ["full", "poisson"])
+def test_federation_with_noise_of_clients_equals_the_simulation(folder: Path, tmp_path: Path, sampling: str) -> None:
+    """The same sum has the same noise, whatever sent it: with one key, all bits are equal."""
+    clients = {"weighting": "uniform", "sampling": sampling, "per_round": 2 if sampling == "poisson" else None}
+    config = run_of(folder, {**OF_CLIENTS, "debug_seed": 5}, clients=clients)
+    simulated, federated = both(folder, tmp_path, config)
+    assert numbers(simulated) == numbers(federated)
+    assert records(simulated) == records(federated)
+    assert federated.history[-1]["epsilon"] > 0
+
+
+@pytest.mark.slow
+def test_federation_with_noise_of_sites_equals_the_simulation(folder: Path, tmp_path: Path) -> None:
+    """Sites add the noise of a seed here, which their contract allows, since it asks for no protection."""
+    simulated, federated = both(folder, tmp_path, run_of(folder, {**OF_ROWS, "debug_seed": 5}))
+    assert numbers(simulated) == numbers(federated)
+    assert records(simulated) == records(federated)
+    assert federated.history[-1]["epsilon"] > 0
+
+
+@pytest.mark.slow
+def test_sites_noise_is_their_own_and_their_account_the_servers(folder: Path, tmp_path: Path) -> None:
+    simulated, federated = both(folder, tmp_path, run_of(folder, OF_ROWS))
+    assert numbers(simulated) != numbers(federated)
+    assert records(simulated)[-1]["client_epsilon"] == records(federated)[-1]["client_epsilon"]
+    for site in ("north", "south"):
+        state = tmp_path / f"at-{site}"
+        assert stat.S_IMODE((state / KEY).stat().st_mode) == 0o600
+        kept = [spent for *_, spent in Ledger(state, {}).accounts(1e-5)]
+        server = federated.history[-1]["client_epsilon"]
+        assert sorted(kept) == sorted(server[c] for c in {"north": ["ann"], "south": ["bob", "cid"]}[site])
+        told = "\n".join(account.spent(state))
+        assert f"epsilon {kept[0]:.3g} at delta 1e-05" in told
+        assert "in 1 run" in told
+
+
+def test_class_names_of_rows_are_refused_at_the_server(folder: Path) -> None:
+    for privacy in (OF_ROWS, OF_CLIENTS):
+        clients = {"weighting": "uniform", "sampling": "full"}
+        config = load(run_of(folder, privacy, task={"labels": None}, clients=clients))
+        with pytest.raises(ConfigError, match=r"task\.labels: the classes would be those of the sites' rows"):
+            remote_run.check(config)
+
+
+# --- the contract of a site ---------------------------------------------------------------------------------------
+
+
+def private(plan: Plan, run: str = "one", **privacy: Any) -> Plan:
+    """``plan`` with private steps: four rounds of four steps for ann's 15 rows."""
+    sections = {
+        "clients": {"weighting": "uniform"},
+        "train": TRAIN,
+        "evaluation": {"diagnostics_every": 0},
+        "task": LABELS,
+    }
+    changed = with_(plan, **sections, privacy={**OF_ROWS, **privacy})
+    return replace(changed, run=run, config={**changed.config, "rounds": 4})
+
+
+def allowing(**privacy: Any) -> Contract:
+    return contract(privacy=privacy, training={"least_clients": 1})
+
+
+def spent(steps: int) -> float:
+    return epsilon(1.0, Draws(4, 15).probability, steps, 1e-5)
+
+
+def work(request: Request, run: str = "one", **round: Any) -> bytes:
+    """A request of the server for a round of ``run``."""
+    identity = replace(request.identity, run=run)
+    return replace(request, identity=identity, round=replace(request.round, total=4, **round)).encode()
+
+
+@pytest.mark.parametrize(
+    ("terms", "privacy", "reason"),
+    [
+        ({"require": ["example-dp"]}, None, "protection: none, and its owner allows plans with example-dp"),
+        ({"max_epsilon": 8.0}, None, "protection: none, and its owner allows plans with example-dp"),
+        ({"require": ["example-dp"]}, {"debug_seed": 3}, "protection: none"),
+        ({"require": ["example-dp"]}, {"noise": 0.0}, "protection: none"),
+        (
+            {"require": ["example-dp", "secure-aggregation"]},
+            {},
+            "protection: example-dp, and its owner allows plans with example-dp and secure-aggregation",
+        ),
+        ({"persons": "who"}, {}, "unit of privacy: rows, and its owner allows persons as units: privacy.group = who"),
+        ({}, {"group": "who"}, "unit of privacy: persons by who, and its owner allows rows as units"),
+        ({"max_epsilon": 0.5}, {}, "epsilon of ann: more, after all rounds, and its owner allows 0.5 at delta 1e-05"),
+    ],
+)
+def test_plan_beyond_the_contract_is_refused(
+    plan: Plan, tmp_path: Path, desk: Make, terms: Any, privacy: Any, reason: str
+) -> None:
+    offered = plan if privacy is None else private(plan, **privacy)
+    assert reason in asked(desk(tmp_path, contract=allowing(**terms)), offered).refused
+
+
+def test_class_names_do_not_leave(plan: Plan, tmp_path: Path, desk: Make) -> None:
+    offered = replace(private(plan), labels=None, model="")
+    refused = asked(desk(tmp_path, contract=allowing()), offered).refused
+    assert "class names: asked: they leave, and its owner allows none of its rows under differential privacy" in refused
+
+
+def test_persons_are_the_unit_that_the_contract_names(plan: Plan, tmp_path: Path, desk: Make) -> None:
+    rows = [{**row, "who": f"person {i % 4}"} for i, row in enumerate(reviews(20))]
+    here = desk(tmp_path, contract=allowing(persons="who"), rows=rows)
+    assert asked(here, private(plan, group="who")).clients == {"ann": 15}
+    places = here.parties["ann"].member.train.places  # type: ignore[attr-defined]
+    assert len(places) == 4
+    assert sum(map(len, places)) == 15
+
+
+@pytest.mark.slow
+def test_site_spends_by_its_own_account_over_runs(plan: Plan, request_: Request, tmp_path: Path, desk: Make) -> None:
+    """The server names one run after the other, and asks the first one for more rounds than it has."""
+    limit = (spent(24) + spent(28)) / 2
+    terms, told = allowing(max_epsilon=limit), list[str]()
+    here = desk(tmp_path, told=told, contract=terms)
+    assert not asked(here, private(plan)).refused
+    for attempt in range(4):
+        assert Reply.decode(here.answer("round", work(request_, skipped=attempt))).upload
+    assert f"ann: epsilon {spent(16):.3g} of {limit:g} at delta 1e-05, over all runs on these rows" in told
+    assert "epsilon of ann: more" in asked(here, private(plan, "two")).refused
+    # The same round twice, as after a crash, is other noise and spends again.
+    assert not asked(here, private(plan)).refused
+    for more in (True, True, False):
+        reply = Reply.decode(here.answer("round", work(request_)))
+        assert bool(reply.upload) is more
+    assert (reply.reason, reply.loss) == ("refused", None)
+    assert "would exceed it" in reply.detail
+    assert here.ledger.epsilon("ann", 1e-5) == spent(24)
+
+
+def test_scores_are_not_answered(plan: Plan, request_: Request, tmp_path: Path, desk: Make) -> None:
+    here = desk(tmp_path, contract=allowing())
+    assert not asked(here, private(plan)).refused
+    asking = replace(Request.decode(work(request_)), scores=True)
+    assert "scores on rows have no noise" in Reply.decode(here.answer("round", asking.encode())).detail
+
+
+@pytest.mark.slow
+def test_killed_training_has_been_spent(
+    plan: Plan, request_: Request, tmp_path: Path, desk: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = desk(tmp_path, contract=allowing(max_epsilon=8.0))
+    assert not asked(here, private(plan)).refused
+    monkeypatch.setattr(PrivateSteps, "take", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    child = os.fork()
+    if child == 0:
+        try:
+            here.answer("round", work(request_))
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert here.ledger.epsilon("ann", 1e-5) == spent(4)
+
+
+# --- the ledger ---------------------------------------------------------------------------------------------------
+
+ROWS = [{"text": f"row {i}", "who": i // 2} for i in range(10)]
+
+
+def ledger(folder: Path, rows: Any = ROWS, persons: str | None = None) -> Ledger:
+    return Ledger(folder, {"ann": rows}, ("text",), persons)
+
+
+def paid(folder: Path, **options: Any) -> Ledger:
+    account = ledger(folder, **options)
+    account.spend("ann", "run", 1.0, Draws(2, 10), 7)
+    return account
+
+
+def of(account: Ledger) -> float:
+    return account.epsilon("ann", 1e-5)
+
+
+@pytest.mark.slow
+def test_account_is_of_rows_and_not_of_files(tmp_path: Path) -> None:
+    full = of(paid(tmp_path))
+    assert full == epsilon(1.0, 0.2, 7, 1e-5)
+    other = [{"text": f"other {i}", "who": i} for i in range(10)]
+    assert of(ledger(tmp_path, list(reversed(ROWS)))) == full
+    assert of(ledger(tmp_path, [ROWS[3], *other])) == full  # one row of the file
+    assert of(ledger(tmp_path, [{**row, "more": 1} for row in ROWS])) == full
+    assert of(ledger(tmp_path, other)) == 0.0
+    second = ledger(tmp_path, [ROWS[3], *other])
+    second.spend("ann", "run", 1.0, Draws(2, 10), 1)
+    assert of(second) == epsilon(1.0, 0.2, 8, 1e-5)
+    assert of(ledger(tmp_path)) == epsilon(1.0, 0.2, 8, 1e-5)
+
+
+@pytest.mark.slow
+def test_account_of_persons_follows_them_to_new_rows(tmp_path: Path) -> None:
+    full = of(paid(tmp_path, persons="who"))
+    new = [{"text": f"new {i}", "who": 4 + i} for i in range(3)]
+    assert of(ledger(tmp_path, new, "who")) == full
+    assert of(ledger(tmp_path, new[1:], "who")) == 0.0
+    assert of(ledger(tmp_path, new[1:])) == full  # by rows, nobody knows whose they were
+    assert of(Ledger(tmp_path, {"ann": new[1:]}, ("who",))) == full
+    with pytest.raises(ConfigError, match=r"privacy\.persons: row 1 of ann has no 'who'"):
+        of(ledger(tmp_path, [{"text": "x"}], "who"))
+
+
+@pytest.mark.parametrize("damage", ["account", "numbers", "key", "rows"])
+def test_damaged_ledger_is_no_empty_one(tmp_path: Path, damage: str) -> None:
+    paid(tmp_path)
+    if damage == "account":
+        (tmp_path / FILE).write_text('{"3f')
+    elif damage == "numbers":
+        (tmp_path / FILE).write_text((tmp_path / FILE).read_text().replace(", 7]", ", -7]"))
+    elif damage == "key":
+        (tmp_path / KEY).unlink()
+    else:
+        for path in (tmp_path / "privacy-rows").iterdir():
+            path.unlink()
+    with pytest.raises(ConfigError, match="take a copy of it"):
+        of(ledger(tmp_path, ROWS[1:]))
+
+
+def test_ledger_tells_nothing_of_rows_without_the_key(tmp_path: Path) -> None:
+    """Equal rows have other digests at another site."""
+    first, second = paid(tmp_path / "one"), paid(tmp_path / "two")
+    assert {*json.loads((first.folder / FILE).read_text())} != {*json.loads((second.folder / FILE).read_text())}

@@ -1,0 +1,151 @@
+"""The page of runs: self-contained, the same each time, and every text on it escaped."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from page_runs import HOSTILE, grid, hostile, recorded
+from rondo.report.page import document
+from rondo.report.page.document import page
+from rondo.report.page.markup import script_json
+from rondo.report.page.recorded import Claim
+
+CLAIM = Claim("figure-5", "RoLoRA, Figure 5", "ahead of FFA-LoRA", "0.05", "0.04 [0.03, 0.05]", 5, "holds", "open")
+
+
+class Elements(HTMLParser):
+    """The elements of a page with their attributes, and its texts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def data_of(text: str) -> Any:
+    (content,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
+    return json.loads(content)
+
+
+def headings(text: str) -> list[str]:
+    return re.findall(r"<h2[^>]*>(.*?)</h2>", text)
+
+
+def test_page_of_a_comparison_has_every_section() -> None:
+    runs = [recorded("a", seed=0), recorded("b", seed=1), recorded("c", algorithm="rolora", failing=True)]
+    sample = {"prompt": "say", "expected": "it", "before": "no", "after": "it"}
+    assert runs[0].summary is not None
+    runs[0].summary["samples"].append(sample)  # type: ignore[attr-defined]
+    text = page([*runs, recorded("d", private=True)], [CLAIM], [("x, seed 0", "diverged")])
+    assert headings(text) == [
+        "Results", "Claims of papers", "Scores", "Clients", "Rows of each client", "Aggregation", "Traffic", "Failures",
+        "Privacy", "Configuration", "Sample answers", "Runs",
+    ]  # fmt: skip
+    for shown in ("0.04 [0.03, 0.05]", "diverged", "say", "loss not finite: 6", "<mark>rolora</mark>"):
+        assert shown in text
+
+
+def test_policy_allows_its_own_script_and_style_alone() -> None:
+    text = page([recorded()])
+    (policy,) = re.findall(r'Content-Security-Policy" content="(.*?)"', text)
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    assert rules["default-src"] == "'none'"
+    for element, rule in (("script", "script-src"), ("style", "style-src")):
+        (content,) = re.findall(rf"<{element}>(.*?)</{element}>", text, re.S)
+        assert rules[rule] == "'sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() + "'"
+    assert set(rules) == {"default-src", "script-src", "style-src", "base-uri", "form-action"}
+
+
+def test_page_loads_nothing() -> None:
+    found = Elements(page([recorded()])).found
+    assert {"img", "link", "iframe", "object", "embed", "base", "form"}.isdisjoint(tag for tag, _ in found)
+    held = {
+        key: value for _, attributes in found for key, value in attributes.items() if key in ("src", "href", "style")
+    }
+    assert "src" not in held
+    assert "style" not in held
+    assert all((a.get("href") or "#").startswith("#") for _, a in found)
+
+
+def test_hostile_texts_stay_texts() -> None:
+    """The elements are those of the same runs with plain texts; no attribute and no script is added."""
+    text, parsed = page(hostile()), Elements(page(hostile()))
+    assert {"img", "a\u2028"}.isdisjoint(tag for tag, _ in parsed.found)
+    assert [a for _, a in parsed.found if any(key.startswith("on") for key in a)] == []
+    assert [tag for tag, _ in parsed.found].count("script") == 2
+    assert "\u2028" not in re.findall(r'id="data">(.*?)</script>', text, re.S)[0]
+    assert any(HOSTILE[:30] in shown for shown in parsed.texts)
+    text.encode("utf-8")
+    assert "\x07" not in text
+
+
+def test_json_in_a_script_element_cannot_end_it() -> None:
+    content = {"</script>": "<!--<script>\u2028\u2029&"}
+    text = script_json(content)
+    assert re.search(r"[<>&\u2028\u2029]", text) is None
+    assert json.loads(text) == content
+
+
+def test_same_runs_give_the_same_bytes() -> None:
+    assert page(grid(3, 2, 5), [CLAIM]) == page(grid(3, 2, 5), [CLAIM])
+
+
+def test_numbers_that_are_not_finite_are_left_out_of_charts() -> None:
+    run = recorded(rounds=3)
+    run.rounds[1]["scores"]["global"]["accuracy"] = float("nan")  # type: ignore[index]
+    line = data_of(page([run]))["scores"]["options"][0]["lines"][0]
+    assert line["x"] == [0, 1, 3]
+    assert len(line["y"]) == 3
+
+
+def test_page_of_twenty_runs_is_below_a_megabyte() -> None:
+    assert len(page(grid(20, 1, 100)).encode()) < 1e6
+
+
+def test_run_without_a_round_has_a_page() -> None:
+    run = recorded(finished=False, rounds=5, before={})
+    text = page([type(run)(**{**vars(run), "rounds": [], "partition": {}})])
+    assert "No round is scored yet." in text
+    assert "0 of 5" in text
+
+
+def test_unfinished_run_is_named_so() -> None:
+    assert "not finished, 2 of 6" in page([recorded(finished=False)])
+
+
+def test_private_run_shows_nothing_of_single_clients() -> None:
+    text = page([recorded(private=True, failing=True, clients=("Ann Smith", "Bob"))])
+    assert "Ann Smith" not in text
+    assert "Rows of each client" not in headings(text)
+    assert "differential privacy of clients, against who reads the released model: epsilon 3" in text
+
+
+def test_path_of_a_machine_is_not_shown() -> None:
+    config = recorded().config
+    text = page([recorded(config={**config, "data": {**config["data"], "source": "/home/ann/secret/train.csv"}})])
+    assert "…/train.csv" in text
+    assert "/home/ann" not in text
+
+
+def test_changed_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(document, "_asset", lambda name: "alert(1)")
+    with pytest.raises(ValueError, match=r"uPlot\.min\.css is not the file of uPlot 1\.6\.32"):
+        document._uplot("uplot/uPlot.min.css")
+
+
+def test_licence_of_the_library_is_on_the_page() -> None:
+    assert "Copyright (c) 2022 Leon Sorokin" in page([recorded()])

@@ -1,0 +1,215 @@
+"""Runs with trackers: no bit depends on them, and after any stop every round is there once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pretend_wandb
+import pytest
+
+import rondo
+from kinds_of_runs import configured, outcome
+from rondo.errors import ConfigError, RunInterrupted
+from rondo.runs.tracking import observer as tracking
+from rondo.runs.tracking.observer import Told
+from rondo.runs.watching.progress import Quiet
+
+ROUNDS = 4
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package that works, for this process to find and for followers to import."""
+    folder = pretend_wandb.write(tmp_path / "package")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(Path(rondo.__file__).parents[1])]))
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+def config(tmp_path: Path, *trackers: str) -> dict[str, Any]:
+    base, _ = configured("a linear problem", tmp_path, rounds=ROUNDS)
+    return {**base, "track": {"to": list(trackers), "project": "mine"}}
+
+
+def run(tmp_path: Path, name: str, *trackers: str, **options: Any) -> rondo.RunResult:
+    return rondo.run(config(tmp_path, *trackers), run_dir=tmp_path / name, device="cpu", **options)
+
+
+def test_tracker_has_every_round_once(package: Path, tmp_path: Path) -> None:
+    result = run(tmp_path, "run", "wandb")
+    assert pretend_wandb.rounds(result.run_dir) == [[1, 2, 3, 4]]
+    (folder,) = (result.run_dir / "wandb").iterdir()
+    mode, project, name, settings = json.loads((folder / "about.json").read_text())
+    assert (mode, project, name, settings["rounds"]) == ("offline", "mine", "run", ROUNDS)
+    assert (folder / "ended").read_text() == "0"
+    last = json.loads((folder / "rows.jsonl").read_text().splitlines()[-1])
+    assert last["measures/global_loss"] == result.history[-1]["measures"]["global_loss"]
+
+
+def test_without_trackers_nothing_is_started_or_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib.font_manager  # lists the fonts of this machine once, by a process
+
+    assert matplotlib.font_manager.fontManager.ttflist
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
+    assert {p.name for p in run(tmp_path, "run").run_dir.iterdir()}.isdisjoint({"tracking.json", "wandb"})
+
+
+def test_missing_package_is_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"track\.to: 'wandb' needs the package wandb, which is not installed: pip"):
+        run(tmp_path, "run", "wandb")
+    assert not (tmp_path / "run").exists()
+
+
+SLOW = [pytest.param(how, marks=pytest.mark.slow) for how in ("dies", "hangs", "hangs at its end", "prints")]
+
+
+@pytest.mark.parametrize("how", ["throws", "throws once", "fills the disk", "is broken", *SLOW])
+def test_no_fault_of_a_tracker_changes_a_bit(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(tracking, "PATIENCE", 3.0)
+    pretend_wandb.write(package, how)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        followed = run(tmp_path, "followed", "wandb")
+    said = [str(w.message) for w in caught if "wandb may lack rounds" in str(w.message)]
+    assert outcome(followed.run_dir) == outcome(run(tmp_path, "alone").run_dir)
+    assert len(said) == (0 if how in ("prints", "throws once") else 1)
+    if how == "throws once":
+        assert pretend_wandb.rounds(followed.run_dir) == [[1, 2, 3, 4]]
+    if how == "throws":
+        assert f"1 of {ROUNDS} rounds" in said[0]
+    if how.startswith("hangs"):
+        assert "was killed" in said[0]
+
+
+def test_tracker_that_cannot_be_started_stops_nothing(package: Path, tmp_path: Path) -> None:
+    """Its log cannot be opened, so it does not follow."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "track-wandb.log").mkdir()
+    with pytest.warns(UserWarning, match="wandb does not follow the run"):
+        result = run(tmp_path, "run", "wandb")
+    assert len(result.history) == ROUNDS
+
+
+class StopAt(Quiet):
+    def __init__(self, rounds: int) -> None:
+        self.rounds, self.stop = rounds, threading.Event()
+
+    def round_done(self, record: Any) -> None:
+        if record["round"] + 1 == self.rounds:
+            self.stop.set()
+
+
+def test_resumed_run_goes_on_with_its_tracked_run(package: Path, tmp_path: Path) -> None:
+    observer = StopAt(2)
+    with pytest.raises(RunInterrupted):
+        run(tmp_path, "run", "wandb", observer=observer, stop=observer.stop)
+    done = len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    assert 2 <= done < ROUNDS
+    assert pretend_wandb.rounds(tmp_path / "run") == [list(range(1, done + 1))]
+    first = json.loads((tmp_path / "run" / "tracking.json").read_text())
+    rondo.resume(tmp_path / "run", device="cpu")
+    assert pretend_wandb.rounds(tmp_path / "run") == [[1, 2, 3, 4]]
+    assert json.loads((tmp_path / "run" / "tracking.json").read_text()) == first
+
+
+@pytest.mark.slow
+def test_overwritten_run_is_another_to_its_tracker(package: Path, tmp_path: Path) -> None:
+    ids = []
+    for _ in range(2):
+        run(tmp_path, "run", "wandb", overwrite=True)
+        ids.append(json.loads((tmp_path / "run" / "tracking.json").read_text())["id"])
+    assert ids[0] != ids[1]
+    assert pretend_wandb.rounds(tmp_path / "run") == [[1, 2, 3, 4]]
+
+
+@pytest.mark.slow
+def test_each_run_of_a_comparison_is_tracked(package: Path, tmp_path: Path) -> None:
+    made = rondo.compare(["rolora-linear", "ffa-linear"], config(tmp_path, "wandb"), out=tmp_path / "out", device="cpu")
+    for compared in made.runs:
+        assert pretend_wandb.rounds(tmp_path / "out" / compared["run_dir"]) == [[1, 2, 3, 4]]
+
+
+def test_observer_passes_everything_on() -> None:
+    """A method that the observer of trackers lacks would reach nobody."""
+    methods = [name for name in vars(rondo.Observer) if not name.startswith("_")]
+    assert [name for name in methods if name not in vars(Told)] == []
+
+
+_KILLED = """
+import os, signal, sys
+import rondo
+from rondo.runs.loop import Runner
+at, config, folder = int(sys.argv[1]), eval(sys.argv[2]), sys.argv[3]
+calls = 0
+def may_die():
+    global calls
+    calls += 1
+    if calls == at:
+        os.kill(os.getpid(), signal.SIGKILL)
+for name in ("append",):
+    from rondo.runs.storage.durable import Journal
+    real = Journal.append
+    def append(self, content):
+        real(self, content)
+        may_die()
+    Journal.append = append
+class Dies(rondo.Observer):
+    def round_done(self, record):
+        may_die()
+real_commit = Runner._commit
+def commit(self, rounds):
+    real_commit(self, rounds)
+    may_die()
+Runner._commit = commit
+rondo.run(config, run_dir=folder, device="cpu", observer=Dies())
+"""
+
+
+@pytest.mark.slow
+def test_after_a_kill_anywhere_every_round_is_there_once(package: Path, tmp_path: Path) -> None:
+    """Killed after the record of a round is written, after it is committed, and after the observers know of it."""
+    expected = outcome(run(tmp_path, "whole", "wandb").run_dir)
+    for at in range(1, 3 * ROUNDS):
+        folder = tmp_path / f"killed-{at}"
+        command = [sys.executable, "-c", _KILLED, str(at), repr(config(tmp_path, "wandb")), str(folder)]
+        died = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert died.returncode == -signal.SIGKILL, died.stderr
+        rondo.resume(folder, device="cpu")
+        assert outcome(folder) == expected
+        assert pretend_wandb.rounds(folder) == [[1, 2, 3, 4]], at
+
+
+@pytest.mark.slow
+def test_follower_whose_tracker_hangs_ends_after_its_run(package: Path, tmp_path: Path) -> None:
+    """Its run has been killed, so nobody else would end it."""
+    folder = run(tmp_path, "run", "wandb").run_dir
+    pretend_wandb.write(package, "hangs")
+    code = "import sys; from rondo.runs.tracking import follower; follower.PATIENCE = 0.5; follower.main()"
+    command = [sys.executable, "-c", code, "wandb", str(folder)]
+    ended = subprocess.run(command, input=b'{"rounds": 4}\n', capture_output=True, timeout=60)
+    assert ended.returncode == 3
+    assert pretend_wandb.rounds(folder) == [[1]]
+
+
+@pytest.mark.slow
+def test_follower_ends_when_its_run_is_killed(package: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _KILLED, "8", repr(config(tmp_path, "wandb")), str(tmp_path / "run")]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120)
+    log, until = tmp_path / "run" / "track-wandb.log", time.monotonic() + 30
+    while "rounds, 0 faults" not in log.read_text() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert log.read_text().rstrip().endswith("2 of 2 rounds, 0 faults")
+    assert pretend_wandb.rounds(tmp_path / "run") == [[1, 2]]
