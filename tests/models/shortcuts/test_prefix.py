@@ -22,6 +22,7 @@ from rondo.algorithm import Client, Round
 from rondo.config import load
 from rondo.data.population import Member, Population
 from rondo.models.networks.adapted_network import AdaptedNetwork
+from rondo.models.shortcuts.first_token import first_token_only
 from rondo.models.shortcuts.prefix import Prefix, PrefixRefused
 from rondo.params import Params, add_client_axis
 from rondo.tasks.language.causal_lm import CausalLM
@@ -314,15 +315,15 @@ def test_lower_layers_that_read_padding_are_refused() -> None:
         stack("padding", ("layers.2.dense",), (5, 2))
 
 
-@pytest.mark.parametrize(("dtype", "allowed"), [(torch.float64, 1e-10), (torch.float32, 1e-4), (torch.bfloat16, 3e-2)])
-def test_check_allows_rounding_and_nothing_beyond(
-    dtype: torch.dtype, allowed: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Relative to the largest logit, or to 1 if that is larger. NaN is no rounding."""
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_check_allows_rounding_and_nothing_beyond(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relative to the logits' norm, and by the type of the body, whatever that of the logits. NaN is no rounding."""
     prefix = stack("last", ("layers.2.dense",))
+    prefix.network.module.to(dtype)
+    allowed = torch.finfo(dtype).eps ** 0.5
 
-    def accepts(largest: float, difference: float) -> bool:
-        outputs = iter(torch.tensor([[largest, 0.0], [largest, difference]], dtype=dtype))
+    def accepts(norm: float, together: float, alone: float) -> bool:
+        outputs = iter(torch.tensor([[norm, 0.0], [norm, together * norm], [norm, alone * norm]]).double())
         monkeypatch.setattr(AdaptedNetwork, "__call__", lambda *_: next(outputs))
         try:
             prefix.check({}, [TextExample((5, 6), 0)])
@@ -330,10 +331,27 @@ def test_check_allows_rounding_and_nothing_beyond(
             return False
         return True
 
-    for largest in (0.1, 1.0, 50.0):
-        bound = allowed * max(1.0, largest)
-        assert (accepts(largest, 0.9 * bound), accepts(largest, 1.1 * bound)) == (True, False)
-    assert not accepts(1.0, math.nan)
+    for norm in (0.01, 1.0, 50.0):
+        assert (accepts(norm, 0.0, 0.9 * allowed), accepts(norm, 0.0, 1.1 * allowed)) == (True, False)
+        assert (accepts(norm, 9e-5, 0.0), accepts(norm, 1.1e-4, 0.0)) == (True, False)
+    assert not accepts(1.0, math.nan, 0.0)
+    assert not accepts(1.0, 0.0, math.nan)
+
+
+def test_shortcuts_do_not_hang_on_the_rows_where_the_body_is_of_bfloat16() -> None:
+    """A head of float32 hides the type of its body: layers were computed anew for some rows and kept for others."""
+    for seed in range(8):
+        module = deeper(tiny.bert).to(torch.bfloat16)
+        sites = upper_sites(module, ("query",), 2)
+        network = AdaptedNetwork(module, sites, tiny.head_names(module))
+        seen = {n: t.float() for n, t in {**network.initial_head, **tiny.factors(sites, 1)}.items()}
+        task, g = task_of(module), torch.Generator().manual_seed(seed)
+        rows = [tuple(torch.randint(4, tiny.VOCABULARY, (n,), generator=g).tolist()) for n in (24, 3)]
+        trial = [TextExample(ids, 0, (0,) * len(ids)) for ids in rows]
+        inputs, _ = task.collate(trial)
+        assert network(add_client_axis(seen), {}, inputs).dtype == torch.float32
+        first_token_only(network, seen, inputs)
+        Prefix(network, task, memory=LOTS, disk=0).check(seen, trial)
 
 
 def test_prefix_with_a_second_list_of_layers() -> None:

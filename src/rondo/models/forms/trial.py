@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rondo.errors import ConfigError
 from rondo.models.kernels.out_of_memory import does_not_fit, is_out_of_memory
+from rondo.models.networks.agreement import agree, rounding
 from rondo.models.networks.call import RowsUnknown
 from rondo.models.networks.checks import check_buffers
 from rondo.models.networks.network import Network
@@ -48,7 +49,7 @@ def try_out(name: str, network: Network, task: Task, examples: Sequence[Any]) ->
         if is_out_of_memory(error):
             raise does_not_fit(name, error) from None
         remedy = "name other layers in adapter.target_modules, or another model" if network.sites else "mend it"
-        if network.sites and _precision(network, task) > torch.finfo(torch.float32).eps:
+        if network.sites and rounding(network, task.precision) > torch.finfo(torch.float32).eps:
             remedy = f"set train.precision = 'exact', {remedy}"
         message = f"{name!r} does not train on rows of the data: {type(error).__name__}: {error}; {remedy}"
         raise ConfigError.at("model.name", message) from None
@@ -75,16 +76,16 @@ def _reason(
         return str(unknown)
     except Exception as error:  # it runs for one client
         return f"a call of several clients fails: {type(error).__name__}: {error}"
-    allowed = _precision(network, task) ** 0.5
+    allowed = rounding(network, task.precision) ** 0.5
     start = 0
     for k, single in enumerate(alone):
         shared = together.losses[start : start + len(single.losses)]
         start += len(single.losses)
-        if not _close(shared, single.losses, allowed, 0.0):
+        if not agree(shared, single.losses, allowed):
             return "a row's loss is not what it is when its client is alone in a call"
         largest = max(float(g.norm()) for g in single.grads.values())
         for tensor, grad in single.grads.items():
-            if not _close(together.grads[tensor][k], grad[0], allowed, largest / 100):
+            if not agree(together.grads[tensor][k], grad[0], allowed, largest / 100):
                 return f"the gradient of {tensor} is not what it is when its client is alone in a call"
     return None
 
@@ -105,7 +106,7 @@ def _minds_padding(network: Network, task: Task, rows: Sequence[Example], params
         together = losses(rows)
     except Exception:  # the comparison of clients says why
         return False
-    return not _close(together, alone, _precision(network, task) ** 0.5, 0.0)
+    return not agree(together, alone, rounding(network, task.precision) ** 0.5)
 
 
 @dataclass(frozen=True)
@@ -158,15 +159,3 @@ def _drawn(network: Network, client: int) -> Params:
         return start + torch.randn(start.shape, generator=g).to(start.dtype) / size
 
     return on_device({n: moved(n, t.cpu()) for n, t in network.initial.items()}, network.device)
-
-
-def _precision(network: Network, task: Task) -> float:
-    """The relative spacing of numbers in the network's coarsest type. Rounding leaves half of a type's digits right in
-    a norm over rows or a tensor, and a wrong deal of rows to clients leaves none."""
-    types = {p.dtype for p in network.module.parameters() if p.is_floating_point()} | {task.precision}
-    return max(torch.finfo(t).eps for t in types)
-
-
-def _close(a: Tensor, b: Tensor, allowed: float, floor: float) -> bool:
-    """Whether ``a`` and ``b`` differ by at most ``allowed`` of the norm of ``b``, or of ``floor`` if that is larger."""
-    return float((a - b).norm()) <= allowed * max(float(b.norm()), floor)

@@ -9,8 +9,8 @@ import torch
 
 from rondo.models.kernels import attention
 from rondo.models.networks.adapted_network import AdaptedNetwork
+from rondo.models.networks.agreement import agree, rounding
 from rondo.models.networks.rows import Rows
-from rondo.models.shortcuts.prefix import TOLERANCE
 from rondo.params import Params, add_client_axis, stack_clients
 from rondo.tasks.task import Example, Task
 
@@ -47,8 +47,7 @@ def lay_end_to_end(network: AdaptedNetwork, task: Task, seen: Params, examples: 
             whole = network(params, {}, inputs, None, rows)[real]
             network.packs = True
             laid = network(params, {}, inputs, None, rows)[real]
-        allowed = TOLERANCE.get(whole.dtype, 1e-4) * max(1.0, float(whole.abs().max()))
-        same = whole.shape == laid.shape and float((whole - laid).abs().max()) <= allowed
+        same = agree(laid, whole, rounding(network) ** 0.5)
         reason = "rows laid end to end give other logits"
     except Exception as error:  # a model may raise anything on a form that it does not know
         same, reason = False, f"the model does not run on rows laid end to end: {type(error).__name__}: {error}"

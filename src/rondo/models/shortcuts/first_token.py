@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rondo.models.kernels.attention import attention as written_out
 from rondo.models.kernels.out_of_memory import is_out_of_memory
 from rondo.models.networks.adapted_network import AdaptedNetwork
-from rondo.models.shortcuts.prefix import TOLERANCE
+from rondo.models.networks.agreement import agree, rounding
 from rondo.params import Params, add_client_axis
 from rondo.tasks.task import Batch
 
@@ -39,7 +39,7 @@ def first_token_only(network: AdaptedNetwork, seen: Params, inputs: Batch) -> No
     with torch.no_grad():
         batch = add_client_axis(seen)
         whole: Tensor = network(batch, {}, inputs)
-        allowed = TOLERANCE.get(whole.dtype, 1e-4) * max(1.0, float(whole.abs().max()))
+        allowed = rounding(network) ** 0.5
         for cut in (_queries, _output):
             undo = cut(attention)
             if undo is None:
@@ -48,7 +48,7 @@ def first_token_only(network: AdaptedNetwork, seen: Params, inputs: Batch) -> No
             count = layers[-1].register_forward_hook(lambda _, __, out, seen=tokens: seen.append(_first(out).shape[1]))
             try:
                 short = network(batch, {}, inputs)
-                same = short.shape == whole.shape and float((whole - short).abs().max()) <= allowed
+                same = agree(short, whole, allowed)
             except Exception as error:  # a model may raise anything
                 if is_out_of_memory(error):
                     raise

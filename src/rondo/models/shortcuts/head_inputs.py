@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from rondo.config.schema import SimulationConfig
+from rondo.models.networks.agreement import agree, rounding
 from rondo.models.networks.call import output_of
 from rondo.models.networks.checks import Dropout
 from rondo.models.networks.network import Base, Network
 from rondo.models.networks.whole_network import HEAD_INPUT
-from rondo.models.shortcuts.prefix import TOLERANCE
 from rondo.params import HEAD_PREFIX, Params, head, on_device
 from rondo.tasks.task import Batch, Example, Task
 
@@ -89,8 +89,7 @@ def head_layer(network: Network, task: Task, examples: Sequence[Any]) -> str:
     some = list(examples[:4])
     together = _input(network, task, path, some)
     alone = torch.cat([_input(network, task, path, [e]) for e in some])
-    allowed = TOLERANCE.get(alone.dtype, 1e-4) * max(1.0, float(alone.abs().max()))
-    if not float((together - alone).abs().max()) <= allowed:
+    if not agree(together, alone, rounding(network, task.precision) ** 0.5):
         raise HeadInputsRefused("the head's input of a row depends on the other rows of its batch")
     return path
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from rondo.models.kernels.out_of_memory import is_out_of_memory
 from rondo.models.networks.adapted_network import AdaptedNetwork
+from rondo.models.networks.agreement import agree, rounding
 from rondo.models.shortcuts.spill import Spill
 from rondo.params import Params, add_client_axis
 from rondo.tasks.task import Batch, Example, Task
@@ -26,8 +27,8 @@ from rondo.tasks.task import Batch, Example, Task
 _BATCH_TOKENS = 1024
 """Tokens per batch: more take more memory and are not faster
 (docs/dev/log/decisions.md, "The prefix, and tokens per step")."""
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 3e-2}
-"""Largest difference between logits computed in two ways, relative to the largest logit or to 1 if that is larger."""
+_SAME = 1e-4
+"""Relative difference of logits that are made by the same operations on the same numbers, in any type."""
 
 
 class _Reached(Exception):
@@ -96,25 +97,30 @@ class Prefix:
         return args, {**kwargs, "hidden_states": self.network.laid(mode.hidden)}
 
     def check(self, seen: Params, examples: Sequence[Example]) -> None:
-        """Compare the model with and without its prefix on ``examples``, whose states are computed one by one and
-        padded as in training. Raises :class:`PrefixRefused` if they differ: the model then does more with its lower
-        layers than pass a hidden state on, or these read padding."""
+        """Compare the model with and without its prefix on ``examples``. Raises :class:`PrefixRefused` if they differ:
+        with states of the same call, the model does more with its lower layers than pass a hidden state on; with states
+        computed one by one and padded as in training, its lower layers read padding. Those are rounded in other ways,
+        so they are compared less closely."""
         params, inputs = add_client_axis(seen), self._inputs(examples)
+
+        def without(states: States) -> Tensor:
+            with self.replaced(states.padded(examples).to(self.network.device)):
+                return self.network(params, {}, inputs)
+
         with torch.no_grad():
             whole = self.network(params, {}, inputs)
             try:
-                states = States({id(e): self._compute([e]) for e in examples})
-                with self.replaced(states.padded(examples).to(whole.device)):
-                    short = self.network(params, {}, inputs)
+                hidden = self._capture(inputs)
+                together = without(States({id(e): hidden[row, : e.cost] for row, e in enumerate(examples)}))
+                alone = without(States({id(e): self._compute([e]) for e in examples}))
             except Exception as error:  # a model may raise anything
                 if is_out_of_memory(error):
                     raise
                 raise PrefixRefused(f"the model does not run without its lower layers: {error}") from None
         real = inputs["attention_mask"].bool()
-        if short.shape == whole.shape and whole.dim() > 2 and whole.shape[:2] == real.shape:
-            whole, short = whole[real], short[real]
-        allowed = TOLERANCE.get(whole.dtype, 1e-4) * max(1.0, float(whole.abs().max()))
-        if short.shape != whole.shape or not float((whole - short).abs().max()) <= allowed:
+        if whole.dim() > 2 and whole.shape[:2] == real.shape == together.shape[:2] == alone.shape[:2]:
+            whole, together, alone = whole[real], together[real], alone[real]
+        if not agree(together, whole, _SAME) or not agree(alone, whole, rounding(self.network) ** 0.5):
             raise PrefixRefused("the model uses its lower layers in other ways than through the hidden state")
 
     @contextlib.contextmanager
