@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from made_up import write_data
 
+from rondo.data.demo import homes
 from rondo.reproduce import entry as entries
 from rondo.reproduce.findings import findings
 from rondo.reproduce.trials import Trials
@@ -27,6 +29,7 @@ def smallest(name: str, data: Path) -> entries.Entry:
     """The entry with few rounds, clients, steps, seeds and rates, on made-up rows."""
     entry = entries.read(name)
     config, rounds = entry.tree(next(iter(entry.arms))), 2
+    sampled = 2 if config.get("clients", {}).get("sampling") == "poisson" else None
     changes: dict[str, Any] = {"train.local_steps": 1, "train.local_epochs": None}
     if config["model"]["name"] == "builtin:linear":
         rounds, changes = 12, {"problem.clients": 10, "clients.per_round": None}
@@ -34,12 +37,12 @@ def smallest(name: str, data: Path) -> entries.Entry:
         (file,) = entry.files
         kind = config["partition"]["kind"]
         clients = 2 if kind == "natural" else 4
-        sampled = 2 if config.get("clients", {}).get("sampling") == "poisson" else None
         changes |= {"data.source": str(data / ROWS[file]), "clients.per_round": sampled, "partition.clients": clients}
         changes |= {"partition.classes_per_client": 3} if kind == "classes" else {}
         changes |= {"data.max_train_rows": None, "data.max_test_rows": None, "evaluation.every": 1}
     else:
         changes |= {"data.max_train_rows": 120, "data.max_test_rows": 20}
+        changes |= {"partition.clients": 4, "clients.per_round": sampled} if "privacy" in config else {}
     arms = {}
     for arm in entry.arms:
         tree = entry.tree(arm)
@@ -58,8 +61,14 @@ def without_none(tree: dict[str, Any]) -> dict[str, Any]:
     return {k: without_none(v) if isinstance(v, dict) else v for k, v in tree.items() if v is not None}
 
 
+@pytest.fixture
+def homes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sentences of the demo are drawn once, not for every run."""
+    monkeypatch.setattr(homes, "homes", cache(homes.homes))
+
+
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_pictures", "homes_once")
 @pytest.mark.parametrize("name", entries.names())
 def test_entry_is_decided_at_its_smallest(name: str, tmp_path: Path) -> None:
     entry = smallest(name, data := write_data(tmp_path / "data"))

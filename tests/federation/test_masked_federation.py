@@ -15,21 +15,21 @@ from test_federation import comparable, simulated, weights
 MASKED = {"adversary": "server", "secure_aggregation": True, "clip": 10.0}
 
 
-SKETCHED = "fedex-lora"
-"""Sends sketches of its products, without which its server works on single uploads."""
+SKETCHED = ("fedex-lora", "flexlora")
+"""Send sketches of their products, without which their servers work on single uploads."""
 
 
 def masked(folder: Path, name: str, **sections: Any) -> dict[str, Any]:
     """Three rounds of three clients at two sites."""
     plain = {"optimizer": "sgd", "max_grad_norm": 0.0} if name == "scaffold" else {}
     train = {"local_epochs": 1, "batch_size": 4, **plain}
-    fields = {"sketch": 4} if name == SKETCHED else {}
+    fields = {"sketch": 4} if name in SKETCHED else {}
     run = {"rounds": 3, "algorithm": {"name": name, **fields}, "privacy": MASKED, "train": train}
     return configuration(folder, **{**run, "task": {"labels": ["neg", "pos"]}, **sections})
 
 
 @pytest.mark.parametrize(
-    "name", ["rolora", *(pytest.param(n, marks=pytest.mark.slow) for n in ("florg", "fedsvd", "scaffold", SKETCHED))]
+    "name", ["rolora", *(pytest.param(n, marks=pytest.mark.slow) for n in ("florg", "fedsvd", "scaffold", *SKETCHED))]
 )
 def test_masked_federation_equals_the_simulation(folder: Path, tmp_path: Path, name: str) -> None:
     run = masked(folder, name)

@@ -51,6 +51,11 @@ def run_of(place: Path, **changes: Any) -> dict[str, Any]:
     return configuration(place, **{"rounds": 2, "algorithm": {"name": "rolora"}, **sections, **changes})
 
 
+def algorithm(sketched: str | None) -> dict[str, Any]:
+    """The changes of a run whose clients send two sketches of their products."""
+    return {} if sketched is None else {"algorithm": {"name": sketched, "sketch": 4}}
+
+
 @dataclass(frozen=True)
 class Expected:
     """The adapters of simulations, each run when it is asked for."""
@@ -59,10 +64,10 @@ class Expected:
     folder: Path
 
     @cache  # noqa: B019
-    def without_bob_in(self, *attempts: int) -> dict[str, bytes]:
+    def without_bob_in(self, *attempts: int, sketched: str | None = None) -> dict[str, bytes]:
         with without_bob(attempts):
-            run_dir = self.folder / ("without-" + "".join(map(str, attempts)))
-            return weights(simulated(self.place, run_of(self.place), run_dir))
+            run_dir = self.folder / f"{sketched}-without-{''.join(map(str, attempts))}"
+            return weights(simulated(self.place, run_of(self.place, **algorithm(sketched)), run_dir))
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +167,37 @@ def test_site_dies(place: Path, tmp_path: Path, expected: Expected, kind: str, m
         # A key or a vector that came after all would be of a set that is void.
         assert [r["clients"] for r in result.history] == [2, 2] if (kind, moment) != ("round", "after") else True
         assert weights(result) == expected.without_bob_in(0, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["flexlora", "fedex-lora"])
+@pytest.mark.parametrize("returns", [True, False])
+@pytest.mark.parametrize(("kind", "moment"), [("round", "after"), ("masked", "written"), ("unmask", "before")])
+def test_site_dies_beside_sketches(
+    place: Path, tmp_path: Path, expected: Expected, kind: str, moment: str, returns: bool, name: str
+) -> None:
+    strike = Strike(kind, moment, returns=returns)
+    line = strike.line = DeskLine(place, tmp_path, strike)
+    with strike.around_the_disk():
+        result = served(place, line, tmp_path / "run", **algorithm(name))
+    assert strike.left <= 0
+    missing = {True: (), False: (1,) if kind == "unmask" else (0, 1)}[returns]
+    if (kind, moment) == ("round", "after") and not returns and result.history[0]["clients"] == 3:
+        missing = (1,)
+    assert weights(result) == expected.without_bob_in(*missing, sketched=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["flexlora", "fedex-lora"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_server_dies_beside_sketches(place: Path, tmp_path: Path, expected: Expected, kind: str, name: str) -> None:
+    line = DeskLine(place, tmp_path, Dies(kind, "west", "after"))
+    with pytest.raises(Killed):
+        served(place, line, tmp_path / "run", **algorithm(name))
+    with line.served():
+        result = resume(tmp_path / "run", listening(place), told=line.told.append)
+    assert weights(result) == expected.without_bob_in(sketched=name)
+    assert [r["skipped"] for r in result.history] == [None, None]
 
 
 QUICK_SERVER = ("unmask", "west", "after")
