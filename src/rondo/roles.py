@@ -158,7 +158,7 @@ buffer = Select(frozenset({Role.BUFFER}))
 auxiliary = Select(frozenset({Role.AUXILIARY}))
 """Numbers of a method beside the model."""
 packed = Select(frozenset({Role.PACKED}))
-"""What a compressed upload has beside its numbers, and what a client holds back."""
+"""Scales and places beside a compressed upload's numbers, and what a client holds back."""
 body = Select(frozenset({Role.BODY, Role.BUFFER}))
 """Whole tensors below the head, with their statistics."""
 whole = head | body

@@ -473,8 +473,8 @@ def test_rows_from_german_excel_are_read_as_the_contract_says(invoke: Any, tmp_p
     code, said = invoke(*command, "--encoding", "cp1252", "--separator", ";")
     assert code == 0, said
     rows = Contract.read(tmp_path / "site.toml").rows
-    assert rows.form == TextForm(";", "cp1252", "rows.")
-    (of_client,) = clients_in(tmp_path / "ward.csv", rows.form).values()
+    assert rows.room().form == TextForm(";", "cp1252", "rows.")
+    (of_client,) = clients_in(tmp_path / "ward.csv", rows.room()).values()
     assert [dict(row) for row in of_client] == [
         {"Text": "fühlt Schmerz, stark", "Klasse": "eilig"},
         {"Text": "möchte heim", "Klasse": "später"},
@@ -483,4 +483,13 @@ def test_rows_from_german_excel_are_read_as_the_contract_says(invoke: Any, tmp_p
     with pytest.raises(ConfigError, match=r"rows\.separator: '::' cannot stand between columns"):
         Contract.read(tmp_path / "site.toml")
     with pytest.raises(ConfigError, match=r"set rows\.encoding"):
-        clients_in(tmp_path / "ward.csv", RowsTerms().form)
+        clients_in(tmp_path / "ward.csv", RowsTerms().room())
+
+
+def test_memory_for_rows_is_the_owners_key(tmp_path: Path) -> None:
+    """It named a key of the server's configuration, which an owner does not have."""
+    file = tmp_path / "ward.csv"
+    file.write_text("Text,Klasse\n" + f"{'x' * 1023},a\n" * 2048, encoding="utf-8")
+    assert len(clients_in(file, RowsTerms().room())["ward"]) == 2048
+    with pytest.raises(ConfigError, match=r"rows\.max_read_mb: .* the 1 MiB of this key: raise it"):
+        clients_in(file, RowsTerms(max_read_mb=1).room())

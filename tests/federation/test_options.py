@@ -14,7 +14,7 @@ from rondo.cli.app import app
 from rondo.cli.federate import _host_and_port
 from rondo.cli.federate_site import told
 from rondo.config import load
-from rondo.data.files.room import TextForm
+from rondo.data.files.room import Room
 from rondo.errors import ConfigError
 from rondo.federation import extra
 from rondo.federation.server.remote_run import plan_of
@@ -110,9 +110,9 @@ def test_all_faults_of_a_site_are_told_at_once(place: Path) -> None:
 
 
 def test_one_file_has_the_rows_of_one_client(place: Path) -> None:
-    assert set(_rows(place / "rows.csv", ["north"], "--data", TextForm())) == {"north"}
+    assert set(_rows(place / "rows.csv", ["north"], "--data", Room())) == {"north"}
     with pytest.raises(ConfigError, match="the keys are for 2 clients: name a folder with a file for each"):
-        _rows(place / "rows.csv", ["ann", "bob"], "--data", TextForm())
+        _rows(place / "rows.csv", ["ann", "bob"], "--data", Room())
 
 
 class _Full(io.StringIO):

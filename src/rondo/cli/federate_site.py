@@ -51,12 +51,12 @@ def init(
         from rondo.federation.extra import needed
 
         needed()
-        from rondo.data.files.room import TextForm
+        from rondo.data.files.room import Room, TextForm
         from rondo.federation.site import survey
         from rondo.federation.site.run import clients_in
 
         form = TextForm(separator, encoding, "--")
-        columns = survey.columns(clients_in(data, form))
+        columns = survey.columns(clients_in(data, Room(key=None, form=form)))
         text = survey.contract(columns, names(inputs), names(labels), form)
         if to.exists():
             raise ConfigError.at("--to", f"{str(to)!r} exists already; name another file")

@@ -23,7 +23,7 @@ from rondo import __version__
 from rondo.config import packages
 from rondo.config.load import load
 from rondo.config.schema import RunConfig
-from rondo.data.files.room import Room, TextForm
+from rondo.data.files.room import Room
 from rondo.data.files.tables import Rows
 from rondo.data.sources import client_rows, read_rows
 from rondo.engine.wire.envelope import Rejected
@@ -183,20 +183,20 @@ def _desk(node: Mapping[str, Any]) -> Desk:
     contract = Contract.read(Path(str(options["contract"])))
     device, model = str(options.get("device", "auto")), options.get("model")
     name, test = options.get("client"), options.get("test")
-    rows = _rows(Path(str(options["data"])), name, "rondo-data", contract.rows.form)
-    tests = _rows(Path(str(test)), name or next(iter(rows)), "rondo-test", contract.rows.form) if test else {}
+    rows = _rows(Path(str(options["data"])), name, "rondo-data", contract.rows.room())
+    tests = _rows(Path(str(test)), name or next(iter(rows)), "rondo-test", contract.rows.room()) if test else {}
     state, stop = Path(str(options["state"])), threading.Event()
     # Nobody is asked: whoever starts the SuperNode names the contract.
     return Desk(rows, state, device, contract, lambda offer: True, print, stop, model, tests)
 
 
-def _rows(data: Path, name: str | None, option: str, form: TextForm) -> Mapping[str, Rows]:
+def _rows(data: Path, name: str | None, option: str, room: Room) -> Mapping[str, Rows]:
     """The rows of each client of a node: of a file, whose client has its name unless ``name`` is given, or of a folder
     with a file for each. Raises :class:`ConfigError`."""
     key = f"--node-config {option}"
     if data.is_dir():
-        return client_rows(str(data), key, Room(form=form))
-    return {name or data.stem: read_rows(data, key, Room(form=form))}
+        return client_rows(str(data), key, room)
+    return {name or data.stem: read_rows(data, key, room)}
 
 
 def _clients(line: _GridLine, nodes: int, seconds: float, plan: bytes) -> dict[str, str]:

@@ -18,7 +18,7 @@ from rondo.config.checks import text_form_checks
 from rondo.config.explain import explain, merged
 from rondo.config.inputs import Name
 from rondo.config.section import Fraction, Positive, Section
-from rondo.data.files.room import TextForm
+from rondo.data.files.room import Room, TextForm
 from rondo.errors import ConfigError, Problem, UnknownAlgorithm
 
 FILE = Path("site.toml")
@@ -45,16 +45,17 @@ class RowsTerms(Section):
     comma or a tab, by the file's ending."""
     encoding: str = "utf-8"
     """Encoding of text files (CSV, TSV, JSON), such as ``"cp1252"``, which Excel writes in Western Europe."""
+    max_read_mb: Positive = 2048
+    """Most memory for rows, in MiB. Parquet files count with 128 bytes per value and their texts uncompressed."""
     largest_held_back: Fraction = 0.5
     """Largest share of the rows that a run may hold back for scores."""
     largest_left_out: Fraction = 0.1
     """Largest share of the rows that a run may leave out as bad (``data.bad_rows = "drop"``). The rows that such a run
     keeps are the server's choice."""
 
-    @property
-    def form(self) -> TextForm:
-        """The form of text files."""
-        return TextForm(self.separator, self.encoding, "rows.")
+    def room(self) -> Room:
+        """The memory for the rows of a file or a folder, and the form of text files."""
+        return Room(self.max_read_mb, "rows.max_read_mb", TextForm(self.separator, self.encoding, "rows."))
 
 
 class TrainingTerms(Section):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rondo.config.checks import is_path, no_seconds, text_form_checks
-from rondo.data.files.room import Room, TextForm
+from rondo.data.files.room import Room
 from rondo.data.files.tables import Rows
 from rondo.data.sources import client_rows, read_rows
 from rondo.errors import ConfigError, Problem, StopRequested, headed
@@ -172,9 +172,9 @@ class _Here:
         """Raises :class:`ConfigError`, and :class:`StopRequested` while it waits for the server."""
         site.check()
         keys = SiteKeys.read(site.keys)
-        form = site.contract.rows.form
-        rows = _rows(site.data, keys.clients, "--data", form)
-        tests = _rows(site.test, keys.clients, "--test", form) if site.test is not None else {}
+        room = site.contract.rows.room
+        rows = _rows(site.data, keys.clients, "--data", room())
+        tests = _rows(site.test, keys.clients, "--test", room()) if site.test is not None else {}
         host, port = address_of(site.server)
         ca = None if site.insecure else keys.ca
         await_server(host, port, ca, site.wait, told, stop)
@@ -211,27 +211,27 @@ def _answer(desk: Desk, node: SuperNode, stop: threading.Event, *, stay: bool) -
                 return False
 
 
-def clients_in(data: Path, form: TextForm) -> Mapping[str, Rows]:
+def clients_in(data: Path, room: Room) -> Mapping[str, Rows]:
     """The rows of a file, or of each file in a folder. Raises :class:`ConfigError`."""
-    if problems := list(text_form_checks(form.separator, form.encoding, form.keys)):
+    if problems := list(text_form_checks(room.form.separator, room.form.encoding, room.form.keys)):
         raise ConfigError(problems)
     if not data.exists():
         raise ConfigError.at("DATA", f"no such file or folder: {str(data)!r}; mend the path")
     if data.is_file():
-        return {data.stem: read_rows(data, "DATA", Room(form=form))}
-    return client_rows(str(data), "DATA", Room(form=form))
+        return {data.stem: read_rows(data, "DATA", room)}
+    return client_rows(str(data), "DATA", room)
 
 
-def _rows(data: Path, clients: Sequence[str], key: str, form: TextForm) -> Mapping[str, Rows]:
+def _rows(data: Path, clients: Sequence[str], key: str, room: Room) -> Mapping[str, Rows]:
     """The rows of each client. Raises :class:`ConfigError` under ``key``."""
     if not data.exists():
         raise ConfigError.at(key, f"no such file or folder: {str(data)!r}; mend the path")
     if len(clients) == 1 and data.is_file():
-        return {clients[0]: read_rows(data, key, Room(form=form))}
+        return {clients[0]: read_rows(data, key, room)}
     if data.is_file():
         message = f"the keys are for {len(clients)} clients: name a folder with a file for each, named after its client"
         raise ConfigError.at(key, message)
-    rows = client_rows(str(data), key, Room(form=form))
+    rows = client_rows(str(data), key, room)
     if missing := [client for client in clients if client not in rows]:
         message = f"{str(data)!r} has no file for {missing[0]!r}: name a file after it, for instance {missing[0]}.csv"
         raise ConfigError.at(key, message)
