@@ -41,16 +41,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--share", default="0/1", help="K/N: of each test's cases those numbered K modulo N, one at least")
 
 
-@pytest.hookimpl(trylast=True)  # after -m and -k
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the other shares: N runs with K from 0 to N - 1 try every case."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Before -m and -k, the cases of a sweep beyond each n-th become slow ones. After, leave out the other shares: N
+    runs with K from 0 to N - 1 try every case."""
+    for group in _cases(items):
+        for place, item in enumerate(group):
+            sweep = item.get_closest_marker("sweep")
+            if sweep is not None and place % sweep.args[0]:
+                item.add_marker(pytest.mark.slow)
+    yield
     number, shares = map(int, config.getoption("--share").split("/"))
+    kept = {item for group in _cases(items) for item in group[number % min(shares, len(group)) :: shares]}
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
+
+
+def _cases(items: list[pytest.Item]) -> list[list[pytest.Item]]:
+    """The cases of each test."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    kept = {item for group in cases.values() for item in group[number % min(shares, len(group)) :: shares]}
-    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-    items[:] = [item for item in items if item in kept]
+    return list(cases.values())
 
 
 def _is_local(family: int, address: Any) -> bool:
