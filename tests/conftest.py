@@ -45,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Before -m and -k, the cases of a sweep beyond each n-th become slow ones. After, leave out the other shares: N
     runs with K from 0 to N - 1 try every case."""
-    for group in _cases(items):
+    for group in _cases([item for item in items if item.get_closest_marker("slow") is None]):
         for place, item in enumerate(group):
             sweep = item.get_closest_marker("sweep")
             if sweep is not None and place % sweep.args[0]:

@@ -323,6 +323,7 @@ FIELDS: list[Algorithm[Any]] = [
     "algorithm", [pytest.param(a, marks=() if i % 3 == 1 else pytest.mark.slow) for i, a in enumerate(FIELDS)], ids=str
 )
 @pytest.mark.parametrize("law", LAWS)
+@pytest.mark.sweep(5)
 def test_options_obey_the_laws(algorithm: Algorithm[Any], law: str) -> None:
     if (law == "exactness" and not algorithm.traits.exact) or (law == "raw sum" and not algorithm.linear):
         return

@@ -42,6 +42,7 @@ RANK_2 = pytest.mark.parametrize("rank", [pytest.param(1, marks=pytest.mark.slow
     "name", every_method(["lora-a2", "mfedloru", "fedhm", "flexlora", "fedit"], ["lora-a2", "fedhm"])
 )
 @pytest.mark.parametrize("law", [n for n in LAWS if n not in ("consensus", "zero steps", "exactness", "raw sum")])
+@pytest.mark.sweep(4)
 def test_laws_hold_for_clients_with_a_rank(name: str, law: str, rank: int) -> None:
     if (name, law, rank) == ("lora-a2", "first round learns", 1):
         pytest.skip("all slots may be of one layer")
@@ -322,6 +323,7 @@ def test_own_scale_changes_the_training_alone(name: str) -> None:
 @RANK_2
 @pytest.mark.parametrize("law", [n for n in LAWS if n not in ("consensus", "zero steps", "raw sum")])
 @pytest.mark.parametrize("name", ["flexlora", "flora"])
+@pytest.mark.sweep(4)
 def test_laws_hold_at_a_clients_own_scale(name: str, law: str, rank: int) -> None:
     if law == "exactness" and name == "flexlora":
         return
@@ -392,6 +394,7 @@ STAGED: list[Algorithm[Any]] = [
     ids=str,
 )
 @pytest.mark.parametrize("law", [n for n in LAWS if n != "exactness"])
+@pytest.mark.sweep(5)
 def test_options_obey_the_laws(algorithm: Algorithm[Any], law: str) -> None:
     if law == "consensus" and getattr(algorithm, "sparse_rounds", 0) == 1:  # the step between SLoRA's stages truncates
         with pytest.raises(LawBroken, match="round 0"):

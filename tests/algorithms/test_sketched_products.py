@@ -143,6 +143,7 @@ def numbers(columns: int, factors_too: bool, r: int, i: int, o: int, t: int, k: 
 @BOTH
 @pytest.mark.parametrize("columns", [2, 3, 16])
 @pytest.mark.parametrize("local_head", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.sweep(3)
 def test_sketched_methods_obey_every_law(name: str, columns: int, local_head: bool) -> None:
     """Above the rank of the factors, clients that agree are told what they agree on."""
     algorithm = algorithms.get(name, sketch=columns)
@@ -190,9 +191,10 @@ def test_client_that_learned_nothing_sends_the_sketches_of_the_broadcast(name: s
     shared = run.shared(client, 2)
     trial = trial_upload(run.algorithm, shared, client, run.round(2))
     sent = run.train([client], 2)[0].upload
-    assert largest_gap(trial.params, sent.params) == 0
+    # One client's product and that of a batch of one are rounded in other ways by some processors.
+    assert largest_gap(trial.params, sent.params) < 1e-14
     expected = sketches(shared.params, 3, run.round(2))
-    assert largest_gap({n: sent.params[n] for n in expected}, expected) == 0
+    assert largest_gap({n: sent.params[n] for n in expected}, expected) < 1e-14
 
 
 def test_draws_are_the_same_in_both_precisions() -> None:

@@ -189,6 +189,7 @@ SITE, SITES = ("federate", "site", "keys"), ("federate", "sites")
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, tuple) else "",
 )
+@pytest.mark.sweep(3)
 def test_bad_input_is_one_line_and_exit_code_2(
     invoke: Invoke, server: Path, arguments: tuple[str, ...], message: str
 ) -> None:

@@ -594,6 +594,7 @@ def message(case: Case) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.sweep(3)
 def test_message_names_place_fault_and_remedy(case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case.lay_out(folder)
     if case.phase in NEVER:

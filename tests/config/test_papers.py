@@ -409,6 +409,7 @@ def test_wrong_setting_is_refused(words: list[str], message: str, tmp_path: Path
 
 @pytest.mark.parametrize("scale", ["paper", "small"])
 @pytest.mark.parametrize("name", [n for n in SETTINGS if n.startswith("fedloru/") and n != "fedloru/alpaca"])
+@pytest.mark.sweep(8)
 def test_ranks_of_images_fit_the_networks_layers(name: str, scale: str) -> None:
     from rondo.models.forms.outline import look
 

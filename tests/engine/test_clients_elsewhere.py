@@ -117,6 +117,7 @@ def settled(post: Post) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "policy"), HEADS_OF_KINDS)
+@pytest.mark.sweep(3)
 def test_network_equals_the_simulation(name: str, policy: Any) -> None:
     sim = make(name, policy, run=PARTIAL)
     other = make(name, policy, run=PARTIAL)

@@ -51,6 +51,7 @@ def by_workers(sim: Composed, count: int = 2, **options: Any) -> tuple[Composed,
 
 @pytest.mark.parametrize(("name", "policy"), HEADS_OF_KINDS)
 @pytest.mark.parametrize("cohort", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.sweep(3)
 def test_by_workers_as_in_one_process(name: str, policy: Any, cohort: int) -> None:
     """States, kept tensors and records are equal for every method, with partial participation."""
     settings = config(simulation={"cohort": cohort}, clients={"per_round": 4})

@@ -56,6 +56,7 @@ def faulty(kind: str, who: Sequence[str], **clients: Any) -> RunConfig:
         for j, name in enumerate(NAMES)
     ],
 )
+@pytest.mark.sweep(3)
 def test_faulty_client_leaves_no_trace(kind: str, name: str, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The round and the next equal, bit for bit, rounds that never sampled the client."""
     people = population(FOUR)
@@ -125,6 +126,7 @@ def test_duplicate_upload_counts_once(name: str) -> None:
 
 @pytest.mark.parametrize(("hit", "skipped"), [(["ann"], False), (["ann", "bob"], False), (list(FOUR), True)])
 @pytest.mark.parametrize("kind", EXPECTED)
+@pytest.mark.sweep(3)
 def test_one_most_or_all_clients_may_be_lost(kind: str, hit: list[str], skipped: bool) -> None:
     """One client, all but ``min_clients``, or all; only the loss of all skips the round."""
     sim = make(people=population(FOUR), run=faulty(kind, hit, min_clients=2))

@@ -28,6 +28,7 @@ def used(shared: Shared) -> Any:
 
 
 @pytest.mark.parametrize("name", TABLE)
+@pytest.mark.sweep(4)
 def test_sent_bytes_suffice_for_every_broadcast(name: str) -> None:
     algorithm = algorithms.load(name)()
     for problem in problems(algorithm, 1):

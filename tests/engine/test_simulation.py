@@ -105,6 +105,7 @@ def test_two_rounds_run_learn_and_are_scored(name: str, policy: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "policy"), HEADS_OF_KINDS)
+@pytest.mark.sweep(2)
 def test_seed_fixes_all_bits_in_any_order_of_clients(name: str, policy: str) -> None:
     one = make(name, policy)
     people = population(dict(reversed(SIZES.items())))
@@ -122,6 +123,7 @@ def test_seed_fixes_all_bits_in_any_order_of_clients(name: str, policy: str) -> 
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sweep(3)
 def test_kept_tensors_lie_in_memory_as_read_back(name: str) -> None:
     """Aligned, and never a row of a cohort's tensor, which it would keep alive."""
     sim = make(name, "local")
@@ -181,6 +183,7 @@ def test_mean_of_factors_is_not_the_mean_of_models() -> None:
     "settings", [pytest.param(ALONE, marks=pytest.mark.slow), config()], ids=["alone", "in cohorts"]
 )
 @pytest.mark.parametrize(("name", "policy"), HEADS_OF_KINDS)
+@pytest.mark.sweep(3)
 def test_failed_client_leaves_no_trace(
     name: str, policy: str, settings: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,6 +320,7 @@ def test_round_with_too_few_clients_is_skipped(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", every_method([n for n in NAMES if n != "per-fedavg"]))  # it divides batches by order
+@pytest.mark.sweep(3)
 def test_skipped_attempts_leave_the_model_as_it_would_be(name: str) -> None:
     """Stages, periods and alternation go on where they were. Batches hold all rows, so that the order of the rows,
     which goes by attempt, moves nothing but rounding."""
@@ -392,6 +396,7 @@ NEW = Client("new", 1)
 
 
 @pytest.mark.parametrize(("name", "policy"), EVERY_HEAD)
+@pytest.mark.sweep(3)
 def test_traffic_equals_the_tables_formulas(name: str, policy: str) -> None:
     sim, entry = make(name, policy), algorithms.entry(name)
     shared_head = num_bytes(sim.network.initial_head) if policy == "shared" else 0

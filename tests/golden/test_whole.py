@@ -156,6 +156,7 @@ def test_every_whole_method_has_a_golden_file() -> None:
 
 @pytest.mark.parametrize("cohort", [False, True], ids=["one by one", "cohort"])
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sweep(4)
 def test_whole_tensors_and_absent_clients(name: str, cohort: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Whole.read(name)
     algorithm = whole.algorithm

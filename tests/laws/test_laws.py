@@ -215,6 +215,7 @@ def test_unaligned_florg_obeys_the_laws_with_any_start(fields: dict[str, Any], g
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("way", [0, 1], ids=["up", "down"])
+@pytest.mark.sweep(6)
 def test_law_of_bytes_sees_one_number_too_many(name: str, way: int) -> None:
     right = formulas(name)
     law_bytes(algorithms.get(name), 0, right)

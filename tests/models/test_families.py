@@ -45,6 +45,7 @@ def cases() -> list[Any]:
 
 
 @pytest.mark.parametrize(("family", "kind", "layers", "outcome"), cases())
+@pytest.mark.sweep(3)
 def test_family_is_right_or_refused(tmp_path: Path, family: Family, kind: Kind, layers: Any, outcome: Outcome) -> None:
     config = configured(save(family, kind, tmp_path), kind, layers)
     if outcome == "refused":

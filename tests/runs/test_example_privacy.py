@@ -62,6 +62,7 @@ NAMES = [n for n in TABLE if n == "scaffold" or "example DP" not in refused(TABL
 
 
 @pytest.mark.parametrize("name", every_method(NAMES, KINDS))
+@pytest.mark.sweep(3)
 def test_every_method_runs_and_a_row_does_not_see_the_others(name: str, sources: Path, tmp_path: Path) -> None:
     """A pass of one row leaves nothing that an objective could mix."""
     together = run(configured(sources, name), tmp_path / "together")

@@ -964,6 +964,7 @@ def test_export_equals_the_adapter_and_verifies(finished: runner.RunResult, tmp_
 
 
 @pytest.mark.parametrize("name", every_method())
+@pytest.mark.sweep(3)
 def test_export_of_every_method_reloads_in_stock_peft(name: str, run: Run, data: Path, tmp_path: Path) -> None:
     fields = {"fedloru": {"tau": 1}, "mfedloru": {"tau": 1}, "pfedloru": {"tau": 1}, "slora": {"sparse_rounds": 1}}
     algorithm = {"name": name, **fields.get(name, {})}

@@ -43,6 +43,7 @@ OF_WHOLE_NUMBERS = ("raw sum", "consensus", "exactness", "whole tensors")
 
 @pytest.mark.parametrize("law", [n for n in LAWS if n not in OF_WHOLE_NUMBERS])
 @pytest.mark.parametrize(("name", "packing"), MARKED)
+@pytest.mark.sweep(5)
 def test_laws_hold(name: str, packing: str, law: str) -> None:
     if packing == "top-k" and law == "zero steps":
         pytest.skip("a client without a step sends what it held back")

@@ -46,6 +46,7 @@ DIFFERENT = ("rolora", "fedsa-lora", "hetlora", "fedloru", "fedavg")
 @pytest.mark.parametrize("law", [n for n in LAWS if n not in MOVES_BY_ITSELF])
 @pytest.mark.parametrize("optimizer", [pytest.param("momentum", marks=pytest.mark.slow), "adam"])
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in DIFFERENT else pytest.mark.slow) for n in ALLOWED])
+@pytest.mark.sweep(5)
 def test_laws_hold(name: str, optimizer: str, law: str) -> None:
     LAWS[law](ServerStep(ALLOWED[name], OPTIMIZERS[optimizer]()), 0)
 
@@ -61,6 +62,7 @@ def states(algorithm: Algorithm[Any], rounds: int = 4) -> list[Any]:
 
 @pytest.mark.parametrize("optimizer", [sgd(1.0), momentum(1.0, 0.0)], ids=["sgd", "momentum"])
 @pytest.mark.parametrize("name", ALLOWED)
+@pytest.mark.sweep(4)
 def test_step_of_one_is_plain_averaging(name: str, optimizer: Any) -> None:
     plain, stepped = states(ALLOWED[name]), states(ServerStep(ALLOWED[name], optimizer))
     for plain_state, stepped_state in zip(plain, stepped, strict=True):

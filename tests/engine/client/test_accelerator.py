@@ -81,6 +81,7 @@ def ready(kind: str, dropout: float) -> tuple[AdaptedNetwork, Task, Params, Pref
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("kind", ["bert", "llama"])
+@pytest.mark.sweep(4)
 def test_training_steps_do_not_wait_for_the_device(kind: str, optimizer: Any, dropout: float, even: bool) -> None:
     network, task, seen, prefix = ready(kind, dropout)
     clients = tuple(Client(f"c{n}", n) for n in SIZES)

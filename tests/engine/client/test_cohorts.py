@@ -155,6 +155,7 @@ def assert_law(together: Sequence[Answer], alone: Sequence[Answer], allowed: flo
 @pytest.mark.parametrize("train", [ADAMW, pytest.param(SGD, marks=slow)], ids=["adamw", "sgd"])
 @pytest.mark.parametrize("policy", HEADS)
 @pytest.mark.parametrize("name", every_method())
+@pytest.mark.sweep(3)
 def test_cohort_equals_clients_alone(name: str, policy: str, train: Any, dropout: float) -> None:
     sim = make(name, policy, run=config(**train), dropout=dropout)
     together, alone = (trained(sim, alone=a) for a in (False, True))
@@ -167,6 +168,7 @@ def test_cohort_equals_clients_alone(name: str, policy: str, train: Any, dropout
 
 
 @pytest.mark.parametrize("name", every_method())
+@pytest.mark.sweep(3)
 def test_language_cohort_equals_clients_alone(name: str, logits_of: Callable[[int, int], None]) -> None:
     """With the loss computed a few tokens at a time, so that the logits are never whole."""
     logits_of(5, tiny.VOCABULARY)  # of several clients
@@ -189,6 +191,7 @@ def test_dropout_changes_every_clients_loss() -> None:
 
 
 @pytest.mark.parametrize(("name", "policy"), HEADS_OF_KINDS)
+@pytest.mark.sweep(3)
 def test_cohort_equals_clients_alone_in_float32(name: str, policy: str) -> None:
     run = config(optimizer="sgd", momentum=0.9, weight_decay=0.01, lr=1e-3)
     sim = make(name, policy, run=run, dtype=torch.float32)
@@ -272,6 +275,7 @@ def test_processor_takes_no_larger_steps_than_useful(
 
 @pytest.mark.parametrize("count", [pytest.param(1, marks=slow), 2])
 @pytest.mark.parametrize("name", every_method())
+@pytest.mark.sweep(3)
 def test_rounds_agree_for_any_cohort_size_and_threads(name: str, count: int) -> None:
     states = []
     torch.set_num_threads(count)

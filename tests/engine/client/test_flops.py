@@ -66,6 +66,7 @@ def trained(network: Network, task: Any, rows: Sequence[Any], select: Select, **
 @pytest.mark.parametrize("select", [everything, up | head, down, up, head], ids=["all", "up+head", "A", "B", "head"])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("tokens", [9, 40])
+@pytest.mark.sweep(5)
 def test_training_of_factors_equals_torchs_counter(name: str, select: Select, tokens: int) -> None:
     """9 tokens are among the lengths that are tried, 40 are beyond them; batches of 4, 4 and 2 rows."""
     network = MODELS[name]()
@@ -225,6 +226,7 @@ def test_cohort_counts_as_one_at_a_time(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["fedit", "rolora", "ffa-lora", "fedrep", "per-fedavg", "scaffold", "ditto", "apfl"])
+@pytest.mark.sweep(2)
 def test_round_of_a_method_equals_torchs_counter(name: str) -> None:
     """Rows of one length, so that none is padded. Per-FedAvg's other variant goes through a graph a second time."""
     sim = counted(name, 1, **({"variant": "fo"} if name == "per-fedavg" else {}))

@@ -356,6 +356,7 @@ def _fixed_size(patch: pytest.MonkeyPatch) -> None:
         (_fixed_size, law_of_draws),
     ],
 )
+@pytest.mark.sweep(2)
 def test_planted_fault_breaks_its_law(
     fault: Callable[[pytest.MonkeyPatch], None], law: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

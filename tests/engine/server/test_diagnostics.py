@@ -237,6 +237,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize("partial", [False, True], ids=["full", "partial"])
 @pytest.mark.parametrize(("name", "fields"), VARIANTS, ids=str)
+@pytest.mark.sweep(6)
 def test_diagnostics_equal_textbook(name: str, fields: dict[str, Any], partial: bool) -> None:
     for played in play(algorithms.get(name, **fields), partial=partial):
         assert_textbook(played, OPAQUE.get(name))

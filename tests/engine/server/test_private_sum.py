@@ -207,6 +207,7 @@ BUGS = (
 
 
 @pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.sweep(3)
 def test_planted_bug_breaks_a_law(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = planted(monkeypatch, bug)
     broken = []

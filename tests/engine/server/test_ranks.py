@@ -102,6 +102,7 @@ def ranked(name: str, policy: str = "shared", run: RunConfig | None = None, **op
 
 @pytest.mark.parametrize("policy", ["shared", "local"])
 @pytest.mark.parametrize("name", RANKED)
+@pytest.mark.sweep(3)
 def test_budgeted_bytes_equal_uploaded_bytes(name: str, policy: str) -> None:
     # One shape for LoRA-A2: the data decide which slots it keeps, and so in which modules.
     sim = ranked(name, policy, targets=["query"] if name == "lora-a2" else ["query", "intermediate.dense"])
