@@ -22,6 +22,7 @@ from rondo.algorithm import Client, Round
 from rondo.config import load
 from rondo.data.population import Member, Population
 from rondo.models.networks.adapted_network import AdaptedNetwork
+from rondo.models.networks.agreement import rounding
 from rondo.models.shortcuts.first_token import first_token_only
 from rondo.models.shortcuts.prefix import Prefix, PrefixRefused
 from rondo.params import Params, add_client_axis
@@ -352,6 +353,14 @@ def test_shortcuts_do_not_hang_on_the_rows_where_the_body_is_of_bfloat16() -> No
         assert network(add_client_axis(seen), {}, inputs).dtype == torch.float32
         first_token_only(network, seen, inputs)
         Prefix(network, task, memory=LOTS, disk=0).check(seen, trial)
+
+
+def test_weights_kept_in_a_byte_do_not_tell_how_ways_are_rounded() -> None:
+    network = stack("last", ("layers.2.dense",)).network
+    before = rounding(network)
+    kept = nn.Parameter(torch.zeros(2).to(torch.float8_e4m3fn), requires_grad=False)
+    network.module.register_parameter("kept", kept)
+    assert rounding(network) == before == torch.finfo(torch.float64).eps
 
 
 def test_prefix_with_a_second_list_of_layers() -> None:
