@@ -48,6 +48,15 @@ def test_budget_that_is_over_starts_no_run_and_says_what_is_missing(tmp_path: Pa
 
 
 @pytest.mark.slow
+def test_runs_side_by_side_come_to_the_same_page(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    decided(path, tmp_path / "one")
+    said = decided(path, tmp_path / "three", "--processes", "3")
+    assert said.count(" s\n") == 6
+    assert page(tmp_path / "three") == page(tmp_path / "one")
+
+
+@pytest.mark.slow
 def test_killed_half_way_it_ends_as_without_the_kill(tmp_path: Path) -> None:
     path = written(tmp_path)
     decided(path, tmp_path / "whole")

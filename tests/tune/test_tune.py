@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 from collections.abc import Callable
@@ -19,9 +20,9 @@ import pytest
 import tomli_w
 
 from rondo.config import load
-from rondo.errors import ConfigError
+from rondo.errors import ConfigError, RunStopped
 from rondo.reproduce import entry as entries
-from rondo.runs import compare
+from rondo.runs import compare, parallel
 from rondo.runs.storage.directory import RunDirectory
 from rondo.tune.chosen import Chosen, with_tuned
 from rondo.tune.trial import Runs, Trial
@@ -185,6 +186,52 @@ def test_search_that_was_killed_goes_on(invoke: Invoke, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_trials_side_by_side_choose_what_one_after_the_other_do(invoke: Invoke, tmp_path: Path) -> None:
+    alone, beside = written(tmp_path / "alone.toml"), written(tmp_path / "beside.toml")
+    assert invoke("tune", alone, "--out", "one", "--device", "cpu")[0] == 0
+    assert invoke("tune", beside, "--out", "three", "--device", "cpu", "--processes", 3)[0] == 0
+    assert alone.read_text(encoding="utf-8") == beside.read_text(encoding="utf-8")
+    assert len(runs(tmp_path / "three")) == len(runs(tmp_path / "one"))
+
+
+@pytest.mark.slow
+def test_trial_whose_process_is_killed_is_told_and_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It did not stop by itself, so it must not count as the worst of all."""
+    started = list[Any]()
+
+    class Recorded(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            started.append(self)
+
+    folder = tmp_path / "runs"
+    trials = [Trial(name, 0, load({**LINEAR, "rounds": 20_000}), folder / name) for name in ("one", "two")]
+
+    def kill() -> None:
+        while not all(RunDirectory(trial.folder).metrics.exists() for trial in trials):
+            time.sleep(0.05)
+        started[0].kill()
+
+    monkeypatch.setattr(parallel.subprocess, "Popen", Recorded)
+    killer = threading.Thread(target=kill)
+    killer.start()
+    work = Runs(folder)
+    with pytest.raises(RunStopped, match="one, seed 0: its process ended with exit code -9; give it more memory"):
+        list(work.make_all(trials, "cpu", processes=2))
+    killer.join()
+    assert [process.returncode for process in started] == [-9, parallel._INTERRUPTED]
+    assert not any(work.done(trial) for trial in trials)
+    assert all(trial.has_begun for trial in trials)
+
+
+def test_no_trial_is_started_once_the_time_is_over(tmp_path: Path) -> None:
+    trial = Trial("one", 0, load(LINEAR), tmp_path / "runs" / "one")
+    for processes in (1, 2):
+        assert list(Runs(tmp_path / "runs").make_all([trial], "cpu", processes=processes, end=0.0)) == []
+    assert not trial.has_begun
+
+
+@pytest.mark.slow
 def test_entry_that_comes_with_rondo_is_written_to_a_file(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -268,6 +315,7 @@ GOOD = ("--grid", "train.lr=0.1,0.2", "--to", "new.toml")
     ("words", "message"),
     [
         (("--to", "new.toml"), "--grid: "),
+        (("--processes", "0", *GOOD), "--processes: should be a number of processes, 1 or more, got 0"),
         (("--grid", "train.lr", "--to", "new.toml"), "--grid train.lr: expected KEY.PATH=VALUE,VALUE"),
         (("--grid", "train.lr=", "--to", "new.toml"), "--grid train.lr=: expected KEY.PATH=VALUE,VALUE"),
         (("--grid", "train.lr=0.1,0.1", "--to", "new.toml"), "the grid names a value of train.lr twice"),

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rondo.cli.app import Device
+from rondo.cli.app import Device, Processes
 from rondo.cli.completion import listed_methods, settings
 from rondo.cli.process import FAILED, quiet_libraries, repeated, stoppable, user_errors
 
@@ -55,7 +55,7 @@ def compare(
         ),
     ] = None,
     device: Device = "auto",
-    processes: Annotated[int, typer.Option(help="runs at a time, each in a process of its own")] = 1,
+    processes: Processes = 1,
 ) -> None:
     """Compare several algorithms on the same data, split, seeds and rounds: a table and a picture."""
     with user_errors():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from rondo.cli.app import Device
+from rondo.cli.app import Device, Processes
 from rondo.cli.completion import reproducible
 from rondo.cli.process import quiet_libraries, repeated, stoppable, user_errors
 
@@ -26,19 +27,23 @@ def reproduce(
     pages: Annotated[Path | None, typer.Option(help="where pages are written; default: OUT/pages")] = None,
     budget: Annotated[str | None, typer.Option(help="start no run after this time: 90s, 30m, 2h")] = None,
     device: Device = "auto",
+    processes: Processes = 1,
 ) -> None:
     """Decide claims of the papers: make the runs that are missing, cheapest entry first, and write the verdicts."""
     with user_errors():
         from rondo.reproduce import entry as entries
+        from rondo.runs.parallel import check_processes
 
         if name == "list":
             for one in entries.names():
                 entry = entries.read(one)
                 print(f"{one:24} {entry.paper}, {entry.item}: {entry.title}")
             return
-        end = None if budget is None else time.monotonic() + _seconds(budget)
+        end = math.inf if budget is None else time.monotonic() + _seconds(budget)
+        check_processes(processes, "rondo reproduce")
         quiet_libraries()
-        _decide(entries.names() if name == "all" else [name], data, out, pages or out / "pages", device, end)
+        names = entries.names() if name == "all" else [name]
+        _decide(names, data, out, pages or out / "pages", device, processes, end)
 
 
 def _seconds(text: str) -> float:
@@ -50,7 +55,7 @@ def _seconds(text: str) -> float:
         raise ConfigError.at("--budget", f"{text!r} is no time: give 90s, 30m or 2h", "rondo reproduce") from None
 
 
-def _decide(names: list[str], data: Path, out: Path, pages: Path, device: str, end: float | None) -> None:
+def _decide(names: list[str], data: Path, out: Path, pages: Path, device: str, processes: int, end: float) -> None:
     from rondo.errors import ConfigError, visible
     from rondo.reproduce import entry as entries
     from rondo.reproduce import page
@@ -69,12 +74,9 @@ def _decide(names: list[str], data: Path, out: Path, pages: Path, device: str, e
             if stale := [arm for arm in trials.entry.tuned if trials.entry.kept(arm) is None]:
                 others = "are of another grid, score or configuration, so it is searched again"
                 print(visible(f"{trials.name}: the tuned values of {', '.join(stale)} {others}"), flush=True)
-            while missing := trials.missing():
-                if end is not None and time.monotonic() > end:
-                    break
-                began = time.perf_counter()
-                trials.make(missing[0], device, None, stop)
-                print(f"{trials.name}: {missing[0]}, {time.perf_counter() - began:.0f} s", flush=True)
+            while time.monotonic() < end and (missing := trials.missing()):
+                for trial, seconds in trials.make_all(missing, device, processes=processes, stop=stop, end=end):
+                    print(f"{trials.name}: {trial}, {seconds:.0f} s", flush=True)
             for finding in page.write(trials, pages):
                 for where, decided in (("", finding), (", at equal bytes", finding.equal_bytes)):
                     if decided is not None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from rondo.cli.app import Device
+from rondo.cli.app import Device, Processes
 from rondo.cli.completion import entries, listed_methods, settings
 from rondo.cli.process import quiet_libraries, repeated, stoppable, user_errors
 
@@ -56,21 +55,24 @@ def tune(
         typer.Option(help="where trials are kept; default: runs/tune, for entries runs/reproduce"),
     ] = None,
     device: Device = "auto",
+    processes: Processes = 1,
 ) -> None:
     """Search one grid for several methods, on rows held out of the training rows, and write the values of each."""
     with user_errors():
         from rondo.cli.compare import listed, numbers
+        from rondo.runs.parallel import check_processes
         from rondo.tune.methods import Asked, Methods
 
+        check_processes(processes, _SOURCE)
         if (given := _entry(target)) is not None:
             options = {"METHODS": methods, "--grid": grid, "--seeds": seeds, "--held-out": held_out, "--trials": trials}
             _check_unused(options)
-            _tune_entry(target, given, to, data, out or Path("runs/reproduce"), device)
+            _tune_entry(target, given, to, data, out or Path("runs/reproduce"), device, processes)
             return
         file = _new_file(to)
         asked = Asked(target, listed(methods), grid or [], numbers(seeds, _SOURCE) or [100], held_out, trials)
         work = Methods(asked, out or Path("runs/tune"))
-        chosen = _searched(work, device)
+        chosen = _searched(work, device, processes)
         _write(file, work.file(chosen))
         _report(chosen, work.tuning, file)
         print(f"all methods with their values: rondo compare --config {file}")
@@ -108,7 +110,7 @@ def _new_file(path: Path | None) -> Path:
     return path
 
 
-def _tune_entry(target: str, text: str, to: Path | None, data: Path, out: Path, device: str) -> None:
+def _tune_entry(target: str, text: str, to: Path | None, data: Path, out: Path, device: str, processes: int) -> None:
     import tomllib
 
     from rondo.errors import ConfigError
@@ -124,14 +126,14 @@ def _tune_entry(target: str, text: str, to: Path | None, data: Path, out: Path, 
     file = path if is_own and to in (None, path) else _new_file(to)
     with_tuned(text, {})  # refuses a file that cannot be written back, before the first trial
     work = Trials(path.stem, entry, out, data)
-    chosen = _searched(work, device)
+    chosen = _searched(work, device, processes)
     if is_own and path.read_text(encoding="utf-8-sig") != text:
         raise ConfigError.at(target, "was changed during the search: run the same command again", _SOURCE)
     _write(file, with_tuned(text, chosen))
     _report(chosen, entry.tuning, file)
 
 
-def _searched(work: Any, device: str) -> Any:
+def _searched(work: Any, device: str, processes: int) -> Any:
     """Make the trials that are missing; return the point of each arm. Raises :class:`rondo.ConfigError` for an arm of
     which no trial came to its end."""
     from rondo.errors import ConfigError, Problem, visible
@@ -139,9 +141,8 @@ def _searched(work: Any, device: str) -> Any:
     quiet_libraries()
     with stoppable(repeated) as stop:
         while missing := work.missing_of_tuning():
-            began = time.perf_counter()
-            work.make(missing[0], device, None, stop)
-            print(visible(f"{missing[0]}: {time.perf_counter() - began:.0f} s"), flush=True)
+            for trial, seconds in work.make_all(missing, device, processes=processes, stop=stop):
+                print(visible(f"{trial}: {seconds:.0f} s"), flush=True)
     chosen = work.chosen()
     message = (
         "not even at its best point did all trials come to their end, so search other values; one stopped because:"

@@ -17,6 +17,7 @@ import math
 import re
 import statistics
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -63,6 +64,11 @@ class Trial:
                 "search without [privacy], or by the test rows: rondo compare --vary, or held_out = 0 of an entry"
             )
             raise ConfigError.at("privacy.adversary", message)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its folder holds a run."""
+        return (self.folder / "manifest.json").is_file()
 
     def __str__(self) -> str:
         values = [f"{key}={value}" for key, value in self.point.items()] if self.is_tuning else []
@@ -190,18 +196,52 @@ class Runs:
 
         observer = observer or Quiet()
         try:
-            if (trial.folder / "manifest.json").is_file():
+            if trial.has_begun:
                 runner.resume(trial.folder, device=device, allow_code=True, observer=observer, stop=stop)
             else:
                 runner.run(trial.config, run_dir=trial.folder, device=device, observer=observer, stop=stop)
         except RunStopped as error:
-            self.stopped[self._key(trial)] = str(error)
-            content = json.dumps(self.stopped, indent=2, ensure_ascii=False).encode()
-            durable.write_all(self.folder, {"stopped.json": content})
+            self._note(trial, str(error))
+
+    def make_all(
+        self,
+        trials: Sequence[Trial],
+        device: str,
+        *,
+        processes: int = 1,
+        stop: threading.Event | None = None,
+        end: float = math.inf,
+    ) -> Iterator[tuple[Trial, float]]:
+        """Make runs, or go on with them, and yield each with its seconds. With several ``processes`` so many are made
+        at a time, each in one of its own. None is started after ``end``, by the monotonic clock. Raises as
+        :func:`rondo.run` does, and :class:`rondo.RunStopped` where a process was ended from outside."""
+        places = {trial.folder: trial for trial in trials}
+        if processes == 1:
+            for trial in places.values():
+                if (began := time.monotonic()) > end:
+                    return
+                self.make(trial, device, None, stop)
+                yield trial, time.monotonic() - began
+            return
+        from rondo.runs.parallel import Job, in_processes
+
+        jobs = [Job(str(trial), trial.config, folder, trial.has_begun) for folder, trial in places.items()]
+        for ended in in_processes(jobs, processes, device, str(self.folder), stop=stop, end=end):
+            trial = places[ended.job.run_dir]
+            if ended.died is not None:
+                raise RunStopped(f"{trial}: {ended.died}; give it more memory, or run fewer at a time")
+            if ended.stopped is not None:
+                self._note(trial, ended.stopped)
+            yield trial, ended.seconds
 
     def took(self) -> list[float]:
         """Seconds of each run that is finished."""
         return [r.read("summary.json")["seconds"]["all"] for r in self._finished()]
+
+    def _note(self, trial: Trial, reason: str) -> None:
+        self.stopped[self._key(trial)] = reason
+        content = json.dumps(self.stopped, indent=2, ensure_ascii=False).encode()
+        durable.write_all(self.folder, {"stopped.json": content})
 
     def _key(self, trial: Trial) -> str:
         return trial.folder.relative_to(self.folder).as_posix()

@@ -27,6 +27,7 @@ Watch: TypeAlias = Callable[[Planned], "AbstractContextManager[Observer | None]"
 """Entered around every run, finished ones included, to show progress. The observer that it yields observes the run."""
 Observed: TypeAlias = Union["Observer", Callable[[str, int], "Observer"]]
 """An observer of all runs, or a function of a run's label and seed that gives its own."""
+_SOURCE = "rondo compare"
 _SCORES = 20
 """Most scores of personal models in a run whose scores on the test set are spaced by time."""
 
@@ -67,17 +68,20 @@ def carry_out(
     """
     from rondo import errors
     from rondo.runs.assemble import find_device
-    from rondo.runs.compare.parallel import check_processes, in_processes
+    from rondo.runs.parallel import check_processes
 
     variants = [_with_personal_scores(variant, _made(variant)) for variant in _checked(variants)]
-    check_processes(processes, given)
+    check_processes(processes, _SOURCE)
+    if processes > 1 and given.sets:
+        message = "rows and a model that are given in Python stay in its process: name files, or leave processes out"
+        raise ConfigError.at("processes", message, _SOURCE)
     find_device(device)
     folder = folder_of(out)
     runs, stopped = [], []
     partitions: dict[str, tuple[str, Any]] = {}
     settled = Settled(given)
     everything = [place(folder, variant, settled) for variant in variants]
-    reasons = in_processes(everything, processes, device, stop) if processes > 1 else {}
+    reasons = _side_by_side(everything, processes, device, stop) if processes > 1 else {}
     for planned in everything:
         if (reason := reasons.get(planned.run_dir)) is not None:
             stopped.append({**planned.identity, "run_dir": planned.run_dir.name, "reason": reason})
@@ -93,6 +97,21 @@ def carry_out(
         check_dealt(partitions, planned, RunDirectory(planned.run_dir).read("partition.json"))
         runs.append(numbers(planned, question))
     return written(folder, variants, question, runs, stopped)
+
+
+def _side_by_side(
+    runs: Sequence[Planned], processes: int, device: str, stop: threading.Event | None
+) -> dict[Path, str]:
+    """Make all ``runs`` that are not finished. Returns the reasons of those that could not finish, by their folders."""
+    from rondo.runs.parallel import Job, in_processes
+
+    left = [run for run in runs if run.state != "finished"]
+    jobs = [Job(str(run), run.config, run.run_dir, resumes=run.state == "unfinished") for run in left]
+    reasons = {}
+    for ended in in_processes(jobs, processes, device, _SOURCE, stop=stop, shows_rounds=True):
+        if (reason := ended.stopped or ended.died) is not None:
+            reasons[ended.job.run_dir] = reason
+    return reasons
 
 
 def make(
@@ -132,7 +151,7 @@ def _checked(variants: Sequence[Variant]) -> Sequence[Variant]:
             messages = [p.message if name in p.message else f"{name}: {p.message}" for p in error.problems]
             problems += [Problem(p.path, message) for p, message in zip(error.problems, messages, strict=True)]
     if problems:
-        raise ConfigError(list(dict.fromkeys(problems)), "rondo compare")
+        raise ConfigError(list(dict.fromkeys(problems)), _SOURCE)
     return variants
 
 
