@@ -13,12 +13,15 @@ import rondo
 from kinds_of_runs import make_sources
 from methods import KINDS, every_method
 from records import timeless
-from rondo.algorithm import Client, Upload
+from rondo import algorithms
+from rondo.algorithm import Client, Round, ServerState, Upload
 from rondo.algorithms.compatible import refused
 from rondo.algorithms.table import TABLE
+from rondo.config import load
 from rondo.engine.client.job import decode_answers, encode_answers
-from rondo.engine.server.ledger import Ledger
 from rondo.engine.server.rounds import Server
+from rondo.engine.server.spent import RowAccount
+from rondo.engine.simulation import Simulation
 from rondo.engine.transport import Answer
 from rondo.errors import ConfigError, RunStopped
 from rondo.models.loading.peft import read_tensors
@@ -221,7 +224,89 @@ def test_answers_of_workers_count_their_steps() -> None:
     assert [a.work for a in decode_answers(encode_answers([answer]))] == [((3, 18), (4, 24))]
 
 
-def test_ledger_keeps_the_steps() -> None:
-    ledger = Ledger(private_steps={"a": 7})
-    assert Ledger.from_json(ledger.to_json()).private_steps == {"a": 7}
-    assert b"private_steps" not in Ledger().to_json()
+def killed(patch: pytest.MonkeyPatch, attempt: int) -> None:
+    """Kill the run in ``attempt``, once its answers are there."""
+    original = Server._aggregated
+
+    def dies(self: Server, uploads: Any, round: Round, cost: Any) -> Any:
+        result = original(self, uploads, round, cost)
+        if round.attempt == attempt:
+            raise KeyboardInterrupt
+        return result
+
+    patch.setattr(Server, "_aggregated", dies)
+
+
+def test_round_that_was_killed_counts(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answers came, and the round is done again with other noise."""
+    config = configured(sources, rounds=3)
+    whole, folder = run(config, tmp_path / "whole"), tmp_path / "killed"
+    with monkeypatch.context() as patch:
+        killed(patch, 1)
+        with pytest.raises(KeyboardInterrupt):
+            run(config, folder)
+    resumed = runner.resume(folder, device="cpu")
+    four = run({**config, "rounds": 4}, tmp_path / "four")
+    assert resumed.history[0] == {**resumed.history[0], "epsilon": whole.history[0]["epsilon"]}
+    assert resumed.summary["privacy"]["epsilon"] == four.summary["privacy"]["epsilon"]
+    assert resumed.summary["privacy"]["epsilon"] > whole.summary["privacy"]["epsilon"]
+
+
+def test_round_that_was_asked_for_counts_though_no_answer_came(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server cannot know whether a site has trained and its answer was on its way."""
+    config, folder = configured(sources), tmp_path / "killed"
+    with monkeypatch.context() as patch:
+        patch.setattr(Simulation, "exchange", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run(config, folder)
+    three = run({**config, "rounds": 3}, tmp_path / "three")
+    assert runner.resume(folder, device="cpu").summary["privacy"] == three.summary["privacy"]
+
+
+def test_older_checkpoint_forgets_no_step(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, folder = configured(sources, rounds=3), tmp_path / "damaged"
+    with monkeypatch.context() as patch:
+        killed(patch, 2)
+        with pytest.raises(KeyboardInterrupt):
+            run(config, folder)
+    (folder / "checkpoint" / "round-000002" / "state.safetensors").write_bytes(b"")
+    resumed = runner.resume(folder, device="cpu")
+    five = run({**config, "rounds": 5}, tmp_path / "five")
+    assert resumed.summary["privacy"] == five.summary["privacy"]
+
+
+def test_run_without_its_account_cannot_go_on(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        killed(patch, 1)
+        with pytest.raises(KeyboardInterrupt):
+            run(configured(sources), tmp_path / "run")
+    for content, message in (('{"steps": {"a": [[2, 1]]}}', "no account of steps"), (None, "is missing: nobody knows")):
+        file = tmp_path / "run" / "privacy.json"
+        file.unlink() if content is None else file.write_text(content, encoding="utf-8")
+        with pytest.raises(ConfigError, match=message):
+            runner.resume(tmp_path / "run", device="cpu")
+
+
+def test_client_that_was_not_met_yet_has_spent_nothing_and_stops_nobody(sources: Path) -> None:
+    """Its rows are not known, so a server cannot tell how many steps it will take."""
+    config = load(
+        configured(sources, privacy={"budget": 8.0, "noise": 1.0}, train={"local_steps": 5, "local_epochs": None})
+    )
+    state = ServerState({"m.A": torch.zeros(2, 3), "m.B": torch.zeros(3, 2)})
+    clients = [Client("ann", 20), Client("late", 0)]
+    account = RowAccount(config)
+    assert list(account.able(algorithms.get("fedit"), state, clients, Round(0, 2, 0, 2))) == clients
+    assert account.record(clients, {"late"})["client_epsilon"] == {"late": 0.0}
+
+
+def test_rows_that_come_later_make_no_earlier_step_cheaper(sources: Path) -> None:
+    config = load(configured(sources, privacy={"noise": 1.0}))
+    account, few, many = RowAccount(config), Client("ann", 12), Client("ann", 12_000)
+    account.count(few, 10)
+    before = account.record([few], {"ann"})["epsilon"]
+    assert account.record([many], {"ann"})["epsilon"] == before
+    account.count(many, 10)
+    assert account.steps == {"ann": {0.5: 10, 5e-4: 10}}
+    assert account.record([many], {"ann"})["epsilon"] > before

@@ -26,7 +26,7 @@ from rondo.report.summary import best_so_far, guarantee_line, totals
 from rondo.runs.assemble import Assembly, Federation, Start
 from rondo.runs.baseline import local_only
 from rondo.runs.card import Facts, card, save
-from rondo.runs.private import account_of_shares, private_sum, spend
+from rondo.runs.private import account_of_shares, private_sum, row_account, spend
 from rondo.runs.samples import answered, sample_scores, samples
 from rondo.runs.storage import checkpoint, durable
 from rondo.runs.storage.checkpoint import Checkpoint
@@ -120,6 +120,7 @@ class Runner:
         point = self._newest_checkpoint(start.state) if self.resumed else None
         self.kept = point.locals if point is not None else Kept(self.directory.checkpoint)
         self.federation = self.assembly.federation(start, self.kept, self.onlooker.stop, self.workers)
+        self.federation.server.rows = row_account(self.config, self.directory)
         if self.private is not None:
             self.federation.server.sum = self.private
         elif shares is not None and isinstance(self.federation.server.sum, MaskedSum):

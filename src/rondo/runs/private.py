@@ -1,15 +1,16 @@
-"""The secrets and the account of a run with client-level differential privacy, in its directory.
+"""The secrets and the account of a run with differential privacy, in its directory.
 
 ``privacy.key`` has the key of sampling and noise, readable by its owner alone; it is in no letter, no result and no
-manifest. Where sites add the noise, there is none. ``privacy.json`` lists every sum with noise, and each attempt's clip
-where it is adaptive. Sums are only ever added: a run that goes back to an earlier checkpoint still knows what may have
-been seen.
+manifest. Where sites add the noise, there is none. ``privacy.json`` is the account: every sum with noise, with the
+probability of a client to be in it, and each attempt's clip where it is adaptive; or the private steps on each client's
+rows. It only ever grows: a run that goes back to an earlier checkpoint still knows what may have been seen.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,14 @@ from typing import Any
 from rondo.config.schema import RunConfig
 from rondo.engine.server.account import Account, Releases
 from rondo.engine.server.private_sum import Clips, PrivateSum
+from rondo.engine.server.spent import RowAccount, Steps
 from rondo.errors import ConfigError
 from rondo.privacy.noise import KEY_BYTES
 from rondo.privacy.noise_share import epsilon_of_shares
 from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.storage.durable import BINARY
 
-_KEY, _RELEASES = "privacy.key", "privacy.json"
+_KEY, _ACCOUNT = "privacy.key", "privacy.json"
 
 
 def private_sum(config: RunConfig, population: int, directory: RunDirectory) -> PrivateSum | None:
@@ -31,7 +33,7 @@ def private_sum(config: RunConfig, population: int, directory: RunDirectory) -> 
     :class:`ConfigError` where the budget does not allow a round, or a file of the directory is missing or damaged."""
     if config.privacy.unit != "client" or config.shares_noise:
         return None
-    begun = (directory.path / _RELEASES).is_file()
+    begun = (directory.path / _ACCOUNT).is_file()
     releases, clips = _read(directory) if begun else ({}, {})
     key = _key(config, directory.path / _KEY, begun=begun)
     private = PrivateSum(config, population, key, releases, partial(_keep, directory), clips)
@@ -44,17 +46,27 @@ def private_sum(config: RunConfig, population: int, directory: RunDirectory) -> 
 def account_of_shares(config: RunConfig, directory: RunDirectory) -> Account | None:
     """The account of a run whose sites add the noise, with the sums that were opened before; None for other runs.
     Raises :class:`ConfigError` as :func:`private_sum` does, and where rounds were recorded without an account."""
-    privacy, begun = config.privacy, (directory.path / _RELEASES).is_file()
+    privacy = config.privacy
     if not config.shares_noise:
         return None
     assert privacy.noise is not None
     assert privacy.delta is not None
-    if not begun and directory.metrics.is_file() and directory.metrics.stat().st_size:
-        raise ConfigError.at("RUN_DIR", f"{_RELEASES} is missing: nobody knows what was opened, so start another run")
-    releases = _read(directory)[0] if begun else {}
+    releases = _read(directory)[0] if _begun(directory) else {}
     account = Account(partial(epsilon_of_shares, privacy.noise, delta=privacy.delta), privacy.budget, releases)
     _must_allow(config, account, releases)
     _keep(directory, releases, {})
+    return account
+
+
+def row_account(config: RunConfig, directory: RunDirectory) -> RowAccount | None:
+    """The account of a run with example-level privacy, with the steps before; None for other runs. Raises
+    :class:`ConfigError` where it is damaged, or where rounds were recorded without one."""
+    if config.privacy.unit != "example":
+        return None
+    begun = _begun(directory)
+    steps = _read_steps(directory) if begun else {}
+    account = RowAccount(config, steps, partial(_keep_steps, directory))
+    account.settle()
     return account
 
 
@@ -62,6 +74,14 @@ def spend(account: Account, directory: RunDirectory, attempt: int, digest: str) 
     """Note a sum that was opened, in the file too, before anything is made of it."""
     if account.spend(attempt, digest):
         _keep(directory, account.releases, {})
+
+
+def _begun(directory: RunDirectory) -> bool:
+    """Whether there is an account. Raises :class:`ConfigError` where there is none of rounds that were recorded."""
+    begun = (directory.path / _ACCOUNT).is_file()
+    if not begun and directory.metrics.is_file() and directory.metrics.stat().st_size:
+        raise ConfigError.at("RUN_DIR", f"{_ACCOUNT} is missing: nobody knows what was spent, so start another run")
+    return begun
 
 
 def _must_allow(config: RunConfig, account: Account | PrivateSum, releases: Releases) -> None:
@@ -72,12 +92,12 @@ def _must_allow(config: RunConfig, account: Account | PrivateSum, releases: Rele
 
 
 def _read(directory: RunDirectory) -> tuple[Releases, Clips]:
-    content = directory.read(_RELEASES)
+    content = directory.read(_ACCOUNT)
     try:
         clips = {int(attempt): float(clip) for attempt, clip in content.get("clips", {}).items()}
         releases = {int(attempt): [str(digest) for digest in sums] for attempt, sums in content["sums"].items()}
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise ConfigError.at("RUN_DIR", f"{_RELEASES} is no account of sums: the run cannot go on") from None
+        raise ConfigError.at("RUN_DIR", f"{_ACCOUNT} is no account of sums: the run cannot go on") from None
     return releases, clips
 
 
@@ -85,7 +105,25 @@ def _keep(directory: RunDirectory, releases: Releases, clips: Clips) -> None:
     content: dict[str, Any] = {"sums": {str(attempt): list(sums) for attempt, sums in releases.items()}}
     if clips:
         content["clips"] = {str(attempt): clip for attempt, clip in clips.items()}
-    directory.write(_RELEASES, content)
+    directory.write(_ACCOUNT, content)
+
+
+def _read_steps(directory: RunDirectory) -> dict[str, Mapping[float, int]]:
+    content, steps = directory.read(_ACCOUNT), dict[str, Mapping[float, int]]()
+    try:
+        for client, kinds in content["steps"].items():
+            steps[client] = {float(share): int(count) for share, count in kinds}
+            if not all(0 < share <= 1 and count >= 0 for share, count in steps[client].items()):
+                raise ValueError("numbers out of their range")
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise ConfigError.at("RUN_DIR", f"{_ACCOUNT} is no account of steps: the run cannot go on") from None
+    return steps
+
+
+def _keep_steps(directory: RunDirectory, steps: Steps) -> None:
+    directory.write(
+        _ACCOUNT, {"steps": {client: [list(kind) for kind in own.items()] for client, own in steps.items()}}
+    )
 
 
 def _key(config: RunConfig, path: Path, *, begun: bool) -> bytes:

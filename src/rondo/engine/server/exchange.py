@@ -12,6 +12,7 @@ from rondo.engine.expected_upload import private_steps, trial_fits
 from rondo.engine.server.diagnostics import HELD_BYTES
 from rondo.engine.server.gate import Gate
 from rondo.engine.server.ledger import Ledger
+from rondo.engine.server.spent import RowAccount
 from rondo.engine.transport import Answer, Observer, Transport, Turnout, Work
 from rondo.engine.wire.envelope import Identity, Rejected
 from rondo.engine.wire.parcel import Parcel
@@ -28,6 +29,8 @@ class RoundContext:
     config: RunConfig
     identity: Identity
     ledger: Ledger
+    rows: RowAccount | None
+    """Private steps, with example-level privacy."""
     transport: Transport
     measured: bool
     observer: Observer
@@ -69,11 +72,12 @@ class Exchange:
         waiting = {c.id for c in turnout.asked}
         counted, largest = setting.ledger.counted_of, gate.largest
         work = Work(turnout, self._shared, self._parcel, self._holds, counted, largest, setting.measured)
+        if setting.rows is not None:
+            setting.rows.ask(setting.algorithm, setting.state, turnout.asked, setting.round)
         for answer in setting.transport.exchange(setting.round, work):
             client_id = answer.client.id
-            if setting.config.privacy.unit == "example":  # an upload that is turned away has been seen too
-                spent = setting.ledger.private_steps
-                spent[client_id] = spent.get(client_id, 0) + self._private_steps(answer)
+            if setting.rows is not None:
+                setting.rows.count(answer.client, self._private_steps(answer))
             upload, failure = self._admitted(gate, answer)
             if client_id not in waiting:  # not asked, or it has answered before
                 if upload is not None:
@@ -97,6 +101,8 @@ class Exchange:
             if answer.loss is not None:
                 self._losses.append((answer.loss, upload.weight))
             yield upload
+        if setting.rows is not None:
+            setting.rows.settle()
         for client_id in sorted(waiting):
             self.failed[client_id] = ClientFailed(client_id, "no_answer", "it was asked and did not answer")
 

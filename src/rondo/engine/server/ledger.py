@@ -37,8 +37,6 @@ class Ledger:
     """Versions by client id and tensor name."""
     counted: dict[str, int] = field(default_factory=dict)
     """The last attempt that counted, by id of clients that keep their own tensors."""
-    private_steps: dict[str, int] = field(default_factory=dict)
-    """Steps with example-level privacy in all answers so far, by client id. Answers that did not count are in it."""
     starts: Mapping[int | None, StartVersions] = field(default_factory=dict)
     """The start of clients by their rank. A client without one makes nothing itself."""
     _known: dict[frozenset[tuple[str, str]], Mapping[str, str]] = field(default_factory=dict, repr=False)
@@ -104,8 +102,6 @@ class Ledger:
             content["starts"] = [[rank, record_of(start.held), start.sums] for rank, start in self.starts.items()]
         if self.counted:
             content["counted"] = self.counted
-        if self.private_steps:
-            content["private_steps"] = self.private_steps
         return json.dumps({"entries": list(entries), "records": list(records), **content}).encode()
 
     @staticmethod
@@ -116,9 +112,8 @@ class Ledger:
             entries = [entry.partition(" ") for entry in content["entries"]]
             records = [{entries[i][2]: entries[i][0] for i in record} for record in content["records"]]
             counted = {client: int(attempt) for client, attempt in content.get("counted", {}).items()}
-            spent = {client: int(steps) for client, steps in content.get("private_steps", {}).items()}
             starts = {rank: StartVersions(records[i], dict(sums)) for rank, i, sums in content.get("starts", [])}
-            ledger = Ledger({client: records[i] for client, i in content["clients"].items()}, counted, spent, starts)
+            ledger = Ledger({client: records[i] for client, i in content["clients"].items()}, counted, starts)
         except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
             raise ValueError(f"not a ledger: {type(error).__name__}: {error}") from None
         for name, count in ((n, v) for record in records for n, v in record.items() if n.startswith(BASE)):

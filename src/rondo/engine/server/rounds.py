@@ -15,7 +15,7 @@ from rondo.engine.server.diagnostics import diagnose
 from rondo.engine.server.exchange import Exchange, RoundContext, noted
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.server.sampling import sample
-from rondo.engine.server.spent import epsilons, within_budget
+from rondo.engine.server.spent import RowAccount
 from rondo.engine.transport import Observer, Transport
 from rondo.engine.wire import serialization
 from rondo.engine.wire.envelope import Identity
@@ -64,6 +64,8 @@ class Server:
     """Number of rounds aggregated so far."""
     sum: Sum | None = None
     """None: the algorithm aggregates single uploads."""
+    rows: RowAccount | None = None
+    """Private steps, with example-level privacy."""
 
     def round(self, attempt: int) -> Round:
         """The round that attempt ``attempt`` of this run is at."""
@@ -92,6 +94,7 @@ class Server:
             config=self.config,
             identity=self.identity,
             ledger=self.ledger,
+            rows=self.rows,
             transport=self.transport,
             measured=diagnosed,
             observer=observer or Observer(),
@@ -145,7 +148,7 @@ class Server:
             "client_flops": None if self.config.hides_uploads else exchange.flops(),
             "server_seconds": cost.seconds,
             "server_memory_bytes": cost.peak_bytes,
-            **epsilons(self.config, self.clients, self.ledger.private_steps, {c.id for c in chosen}),
+            **({} if self.rows is None else self.rows.record(self.clients, {c.id for c in chosen})),
         }
         before = self.state
         if skipped is None:
@@ -206,8 +209,7 @@ class Server:
         return len(left) < min(needed, len(self.clients)) or (not left and len(self.clients) > 0)
 
     def _able(self, round: Round) -> Sequence[Client]:
-        steps = self.ledger.private_steps
-        return within_budget(self.config, self.algorithm, self.state, self.clients, steps, round)
+        return self.clients if self.rows is None else self.rows.able(self.algorithm, self.state, self.clients, round)
 
     def _unpacked(self, upload: Upload) -> Upload:
         return self.algorithm.expand(self.state, upload) if self.algorithm.traits.packed else upload

@@ -5,76 +5,99 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
-from rondo.algorithm import Algorithm, Client, Round
+from rondo.algorithm import Algorithm, Client, FitOptions, Round
 from rondo.config.schema import RunConfig
 from rondo.engine.expected_upload import private_steps, trial_fits
-from rondo.privacy import accountant
+from rondo.privacy.accountant import epsilon_of_steps
 from rondo.privacy.draws import Draws
 
-_epsilon = functools.lru_cache(maxsize=4096)(accountant.epsilon)
-"""Clients of equal size have equal steps, and later rounds ask again for those of clients that were away."""
+Steps: TypeAlias = Mapping[str, Mapping[float, int]]
+"""Private steps by client id and by the probability of a unit to be in one."""
 
 
-def epsilons(
-    config: RunConfig, clients: Sequence[Client], steps: Mapping[str, int], asked: Collection[str]
-) -> dict[str, Any]:
-    """Keys of a round's record: ``epsilon``, the largest of all clients so far; ``client_epsilon``, by id of the
-    clients ``asked`` in this round; ``epsilon_valid``, False with a debug seed. None is no guarantee at all. Empty
-    without ``privacy.unit = "example"``.
+@dataclass
+class RowAccount:
+    """The private steps of a run.
 
-    ``clients``: all of them.
-    ``steps``: private steps so far, by client id.
+    A training counts from before it is asked for, so no death of the server forgets it; once the round's answers are
+    there, it counts as they say. Rows that a client gets later change the probability of later steps alone.
+
+    ``keep``: writes the steps down.
     """
-    privacy = config.privacy
-    if privacy.unit != "example":
-        return {}
-    spent: dict[str, float] = {}
-    for client in clients:
-        spent[client.id] = _after(config, client, steps.get(client.id, 0))
-    return {
-        "epsilon": _told(max(spent.values(), default=0.0)),
-        "client_epsilon": {c: _told(value) for c, value in spent.items() if c in asked},
-        "epsilon_valid": privacy.debug_seed is None,
-    }
+
+    config: RunConfig
+    steps: dict[str, Mapping[float, int]] = field(default_factory=dict)
+    keep: Callable[[Steps], None] = lambda steps: None
+
+    def ask(self, algorithm: Algorithm[Any], state: Any, clients: Sequence[Client], round: Round) -> None:
+        """Write down what ``clients`` are about to be asked for, as if all were to answer."""
+        planned = self._planned(algorithm, state, clients, round)
+        self.keep({**self.steps, **{client.id: self._after(client, more) for client, more in planned}})
+
+    def count(self, client: Client, steps: int) -> None:
+        """Count the private steps of an answer. One that did not count has been seen too."""
+        self.steps[client.id] = self._after(client, steps)
+
+    def settle(self) -> None:
+        """Write down what the answers have counted."""
+        self.keep(self.steps)
+
+    def record(self, clients: Iterable[Client], asked: Collection[str]) -> dict[str, Any]:
+        """Keys of a round's record: ``epsilon``, the largest of all ``clients`` so far; ``client_epsilon``, by id of
+        those ``asked`` in this round; ``epsilon_valid``, False with a debug seed. None is no guarantee at all."""
+        spent = {client.id: self._epsilon(self.steps.get(client.id, {})) for client in clients}
+        return {
+            "epsilon": _told(max(spent.values(), default=0.0)),
+            "client_epsilon": {c: _told(value) for c, value in spent.items() if c in asked},
+            "epsilon_valid": self.config.privacy.debug_seed is None,
+        }
+
+    def able(self, algorithm: Algorithm[Any], state: Any, clients: Sequence[Client], round: Round) -> Sequence[Client]:
+        """The clients whose local training in ``round`` keeps their epsilon within ``privacy.budget``: all where there
+        is none.
+
+        The steps of a training are those that the method asks for, found by running it with a trainer that does not
+        train.
+        """
+        budget = self.config.privacy.budget
+        if budget is None:
+            return clients
+        planned = self._planned(algorithm, state, clients, round)
+        return [client for client, more in planned if self._epsilon(self._after(client, more)) <= budget]
+
+    def _planned(
+        self, algorithm: Algorithm[Any], state: Any, clients: Sequence[Client], round: Round
+    ) -> Iterable[tuple[Client, int]]:
+        """The steps that the method asks of each client. One that has not been met has no rows yet, and so no steps."""
+        fits: Sequence[FitOptions] = ()
+        if clients:
+            fits = trial_fits(algorithm, algorithm.broadcast(state, clients[0], round), clients[0], round)
+        for client in clients:
+            yield client, private_steps(fits, self.config.train, client.num_examples) if client.num_examples else 0
+
+    def _after(self, client: Client, more: int) -> Mapping[float, int]:
+        """The steps of ``client`` so far, and ``more``."""
+        own = self.steps.get(client.id, {})
+        if not more:
+            return own
+        share = Draws(self.config.train.batch_size, client.num_examples).probability
+        return {**own, share: own.get(share, 0) + more}
+
+    def _epsilon(self, steps: Mapping[float, int]) -> float:
+        privacy = self.config.privacy
+        assert privacy.noise is not None
+        assert privacy.delta is not None
+        return _epsilon(privacy.noise, tuple(sorted(steps.items())), privacy.delta)
 
 
-def within_budget(
-    config: RunConfig,
-    algorithm: Algorithm[Any],
-    state: Any,
-    clients: Sequence[Client],
-    steps: Mapping[str, int],
-    round: Round,
-) -> Sequence[Client]:
-    """The clients whose local training in ``round`` keeps their epsilon within ``privacy.budget``: all where there is
-    no budget of rows.
-
-    ``steps``: see :func:`epsilons`.
-
-    The steps of a training are those that the method asks for, found by running it with a trainer that does not train.
-    """
-    budget = config.privacy.budget
-    if config.privacy.unit != "example" or budget is None or not clients:
-        return clients
-    fits = trial_fits(algorithm, algorithm.broadcast(state, clients[0], round), clients[0], round)
-    left = []
-    for client in clients:
-        more = private_steps(fits, config.train, client.num_examples)
-        if _after(config, client, steps.get(client.id, 0) + more) <= budget:
-            left.append(client)
-    return left
-
-
-def _after(config: RunConfig, client: Client, steps: int) -> float:
-    """Epsilon of ``client`` after ``steps`` private steps."""
-    privacy = config.privacy
-    assert privacy.noise is not None
-    assert privacy.delta is not None
-    q = Draws(config.train.batch_size, client.num_examples).probability
-    return _epsilon(privacy.noise, q, steps, privacy.delta) if steps else 0.0
+@functools.lru_cache(maxsize=4096)
+def _epsilon(noise: float, steps: tuple[tuple[float, int], ...], delta: float) -> float:
+    """Clients of equal size have equal steps, and later rounds ask again for those of clients that were away."""
+    return epsilon_of_steps({(noise, share): count for share, count in steps}, delta)
 
 
 def _told(value: float) -> float | None:
