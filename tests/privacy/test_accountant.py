@@ -45,8 +45,8 @@ def test_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyPat
 
 
 def test_two_sums_of_a_round_cost_as_one_with_less_noise() -> None:
-    assert epsilon_of_sums(2.0, 0.1, {2: 5}, 1e-3) == epsilon(2.0 / math.sqrt(2), 0.1, 5, 1e-3)
-    once, again = epsilon_of_sums(2.0, 1.0, {1: 5}, 1e-3), epsilon_of_sums(2.0, 1.0, {1: 4, 2: 1}, 1e-3)
+    assert epsilon_of_sums(2.0, {(2, 0.1): 5}, 1e-3) == epsilon(2.0 / math.sqrt(2), 0.1, 5, 1e-3)
+    once, again = epsilon_of_sums(2.0, {(1, 1.0): 5}, 1e-3), epsilon_of_sums(2.0, {(1, 1.0): 4, (2, 1.0): 1}, 1e-3)
     assert once < again
     assert again == pytest.approx(epsilon(2.0, 1.0, 6, 1e-3), rel=1e-3)  # without sampling, sums are rounds
 

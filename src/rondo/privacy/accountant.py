@@ -22,19 +22,19 @@ def epsilon(noise: float, sampled: float, rounds: int, delta: float) -> float:
     Infinite without noise; 0 after no round. Raises ValueError for a number out of its range, ConfigError without the
     package dp-accounting.
     """
-    return epsilon_of_sums(noise, sampled, {1: rounds}, delta)
+    return epsilon_of_sums(noise, {(1, sampled): rounds}, delta)
 
 
-def epsilon_of_sums(noise: float, sampled: float, rounds: Mapping[int, int], delta: float) -> float:
-    """:func:`epsilon` where a round may have published several sums. ``rounds``: how many rounds published so many.
+def epsilon_of_sums(noise: float, rounds: Mapping[tuple[int, float], int], delta: float) -> float:
+    """:func:`epsilon` where a round may have published several sums, and q may change. ``rounds``: how many rounds, by
+    the number of sums and q.
 
     c sums of one sample, each with noise of its own, tell as much as one with noise / sqrt(c).
     """
-    counts = {sums: count for sums, count in rounds.items() if count}
-    numbers = (math.isfinite(noise) and noise >= 0, 0 < sampled <= 1, 0 < delta < 1)
-    if not all(numbers) or any(sums < 1 or count < 0 for sums, count in counts.items()):
-        raise ValueError(f"no epsilon of noise {noise}, q {sampled}, {dict(rounds)} rounds, delta {delta}")
-    return epsilon_of_steps({(noise / math.sqrt(sums), sampled): count for sums, count in counts.items()}, delta)
+    numbers = (math.isfinite(noise) and noise >= 0, 0 < delta < 1)
+    if not all(numbers) or any(n < 1 or not 0 < q <= 1 or count < 0 for (n, q), count in rounds.items()):
+        raise ValueError(f"no epsilon of noise {noise}, delta {delta}, rounds by sums and q {dict(rounds)}")
+    return epsilon_of_steps({(noise / math.sqrt(sums), q): count for (sums, q), count in rounds.items()}, delta)
 
 
 def epsilon_of_steps(steps: Mapping[tuple[float, float], int], delta: float) -> float:

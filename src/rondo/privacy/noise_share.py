@@ -115,4 +115,5 @@ def epsilon_of_shares(noise: float, rounds: Mapping[int, int], delta: float) -> 
     """
     # Two laws within exp(+-x) of others that satisfy (epsilon, delta) satisfy (epsilon + 2 x, exp(x) delta).
     distance = CLOSENESS * NUMBERS * sum(sums * count for sums, count in rounds.items())
-    return epsilon_of_sums(noise, 1.0, rounds, delta * math.exp(-distance)) + 2 * distance
+    whole = {(sums, 1.0): count for sums, count in rounds.items()}  # the server knows who took part
+    return epsilon_of_sums(noise, whole, delta * math.exp(-distance)) + 2 * distance

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rondo.config.schema import RunConfig
-from rondo.engine.server.account import Account, Releases
+from rondo.engine.server.account import Account, Releases, Sampled
 from rondo.engine.server.private_sum import Clips, PrivateSum
 from rondo.engine.server.spent import RowAccount, Steps
 from rondo.errors import ConfigError
@@ -34,12 +34,12 @@ def private_sum(config: RunConfig, population: int, directory: RunDirectory) -> 
     if config.privacy.unit != "client" or config.shares_noise:
         return None
     begun = (directory.path / _ACCOUNT).is_file()
-    releases, clips = _read(directory) if begun else ({}, {})
+    releases, sampled, clips = _read(directory) if begun else ({}, {}, {})
     key = _key(config, directory.path / _KEY, begun=begun)
-    private = PrivateSum(config, population, key, releases, partial(_keep, directory), clips)
+    private = PrivateSum(config, population, key, releases, sampled, partial(_keep, directory), clips)
     _must_allow(config, private, releases)
     if not begun:
-        _keep(directory, releases, clips)
+        _keep(directory, releases, sampled, clips)
     return private
 
 
@@ -49,12 +49,17 @@ def account_of_shares(config: RunConfig, directory: RunDirectory) -> Account | N
     privacy = config.privacy
     if not config.shares_noise:
         return None
-    assert privacy.noise is not None
-    assert privacy.delta is not None
-    releases = _read(directory)[0] if _begun(directory) else {}
-    account = Account(partial(epsilon_of_shares, privacy.noise, delta=privacy.delta), privacy.budget, releases)
+    noise, delta = privacy.noise, privacy.delta
+    assert noise is not None
+    assert delta is not None
+
+    def epsilon_of(rounds: Mapping[tuple[int, float], int]) -> float:
+        return epsilon_of_shares(noise, {sums: count for (sums, _), count in rounds.items()}, delta)
+
+    releases, sampled, _ = _read(directory) if _begun(directory) else ({}, {}, {})
+    account = Account(epsilon_of, privacy.budget, releases, sampled)
     _must_allow(config, account, releases)
-    _keep(directory, releases, {})
+    _keep(directory, releases, sampled, {})
     return account
 
 
@@ -73,7 +78,7 @@ def row_account(config: RunConfig, directory: RunDirectory) -> RowAccount | None
 def spend(account: Account, directory: RunDirectory, attempt: int, digest: str) -> None:
     """Note a sum that was opened, in the file too, before anything is made of it."""
     if account.spend(attempt, digest):
-        _keep(directory, account.releases, {})
+        _keep(directory, account.releases, account.sampled, {})
 
 
 def _begun(directory: RunDirectory) -> bool:
@@ -91,18 +96,22 @@ def _must_allow(config: RunConfig, account: Account | PrivateSum, releases: Rele
         raise ConfigError.at("privacy.budget", message)
 
 
-def _read(directory: RunDirectory) -> tuple[Releases, Clips]:
+def _read(directory: RunDirectory) -> tuple[Releases, Sampled, Clips]:
     content = directory.read(_ACCOUNT)
     try:
+        sampled = {int(attempt): float(share) for attempt, share in content.get("sampled", {}).items()}
         clips = {int(attempt): float(clip) for attempt, clip in content.get("clips", {}).items()}
         releases = {int(attempt): [str(digest) for digest in sums] for attempt, sums in content["sums"].items()}
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ConfigError.at("RUN_DIR", f"{_ACCOUNT} is no account of sums: the run cannot go on") from None
-    return releases, clips
+    return releases, sampled, clips
 
 
-def _keep(directory: RunDirectory, releases: Releases, clips: Clips) -> None:
-    content: dict[str, Any] = {"sums": {str(attempt): list(sums) for attempt, sums in releases.items()}}
+def _keep(directory: RunDirectory, releases: Releases, sampled: Sampled, clips: Clips) -> None:
+    content: dict[str, Any] = {
+        "sums": {str(attempt): list(sums) for attempt, sums in releases.items()},
+        "sampled": {str(attempt): share for attempt, share in sampled.items()},
+    }
     if clips:
         content["clips"] = {str(attempt): clip for attempt, clip in clips.items()}
     directory.write(_ACCOUNT, content)

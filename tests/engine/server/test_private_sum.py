@@ -256,7 +256,7 @@ def test_same_sum_spends_once_and_another_again() -> None:
 
 def test_sum_is_written_down_before_it_is_used() -> None:
     kept: list[Any] = []
-    private = replace(make(), keep=lambda releases, clips: kept.append({k: list(v) for k, v in releases.items()}))
+    private = replace(make(), keep=lambda releases, *_: kept.append({k: list(v) for k, v in releases.items()}))
 
     class Failing:
         def __getattr__(self, name: str) -> Any:
@@ -268,6 +268,27 @@ def test_sum_is_written_down_before_it_is_used() -> None:
     with pytest.raises(RuntimeError, match="dies"):
         private.opened(Failing(), state(), total, round_of())  # type: ignore[arg-type]
     assert kept == [{0: private.releases[0]}]
+
+
+def test_clients_that_come_later_make_no_earlier_sum_cheaper() -> None:
+    """With more clients each is drawn with a smaller probability, but only from now on."""
+    few, attempts = make(), range(5)
+    for attempt in attempts:
+        published(few, [], attempt)
+    spent = few.epsilon()
+    many = PrivateSum(few.config, 10 * len(CLIENTS), few.key, few.releases, few.sampled)
+    assert many.epsilon() == spent
+    assert many.epsilon(1) < few.epsilon(1)
+    published(many, [upload(CLIENTS[0], 0.5)], 0)  # another sum of an old round: the larger probability holds
+    assert many.sampled == dict.fromkeys(attempts, 0.2)
+    assert many.epsilon() > spent
+
+
+def test_upload_that_cannot_be_added_counts_as_zero() -> None:
+    """A round that stopped at it would tell who was in it."""
+    other = Upload(CLIENTS[0], {"a": torch.ones(3), "b": torch.ones(SIZE // 2)}, 1.0)
+    with_, without = make(), make()
+    assert published(with_, [other, upload(CLIENTS[1], 0.5)]).equal(published(without, [upload(CLIENTS[1], 0.5)]))
 
 
 def test_budget_is_exhausted_before_it_is_exceeded() -> None:

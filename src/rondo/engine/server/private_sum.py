@@ -22,7 +22,7 @@ from torch import Tensor
 from rondo.algorithm import Algorithm, Client, Round, Upload
 from rondo.config.schema import RunConfig
 from rondo.engine.expected_upload import trial_upload
-from rondo.engine.server.account import Account, Releases
+from rondo.engine.server.account import Account, Releases, Sampled
 from rondo.privacy.accountant import epsilon_of_sums
 from rondo.privacy.adaptive import START, AdaptiveClip
 from rondo.privacy.changes import Changes
@@ -43,14 +43,16 @@ class PrivateSum:
     key: bytes
     """32 secret bytes: who has them can compute the sample and the noise."""
     releases: Releases = field(default_factory=dict)
-    keep: Callable[[Releases, Clips], None] = lambda releases, clips: None
+    sampled: Sampled = field(default_factory=dict)
+    keep: Callable[[Releases, Sampled, Clips], None] = lambda releases, sampled, clips: None
     """Writes the releases down, before the newest is used: what may have been seen is never forgotten."""
     clips: Clips = field(default_factory=dict)
     least: int = 0
     """Uploads below which a round is skipped: none, since a skipped round tells how many came."""
 
     def __post_init__(self) -> None:
-        self._account = Account(self._epsilon_of, self.config.privacy.budget, self.releases)
+        budget = self.config.privacy.budget
+        self._account = Account(self._epsilon_of, budget, self.releases, self.sampled, self._share)
 
     @property
     def expected(self) -> int:
@@ -76,7 +78,10 @@ class PrivateSum:
         changes, bound = self._changes(algorithm, state, round), self.clip(round.attempt)
         total, bits = torch.zeros_like(changes.nothing), 0.0
         for upload in uploads:
-            change = changes.of(algorithm.expand(state, upload))
+            try:
+                change = changes.of(algorithm.expand(state, upload))
+            except ValueError:  # as from a client that failed: a round that stopped here would tell of it
+                continue
             inside = clipped(change, bound)
             total += inside
             bits += 0.5 if inside is change else -0.5
@@ -96,7 +101,7 @@ class PrivateSum:
             seen = noised(total, deviations, self.key, attempt)
             noisy, self.clips[attempt + 1] = seen[:-1], adaptive.after(clip, float(seen[-1]))
         if self._account.spend(attempt, digest):
-            self.keep(self.releases, self.clips)
+            self.keep(self.releases, self.sampled, self.clips)
         mean = self._changes(algorithm, state, round).mean(noisy, float(self.expected), self.expected)
         return algorithm.finish(state, mean, round)
 
@@ -122,11 +127,11 @@ class PrivateSum:
         """Whether another round would exceed ``privacy.budget``."""
         return self._account.exhausted
 
-    def _epsilon_of(self, rounds: Mapping[int, int]) -> float:
+    def _epsilon_of(self, rounds: Mapping[tuple[int, float], int]) -> float:
         privacy = self.config.privacy
         assert privacy.noise is not None
         assert privacy.delta is not None
-        return epsilon_of_sums(privacy.noise, self._share, rounds, privacy.delta)
+        return epsilon_of_sums(privacy.noise, rounds, privacy.delta)
 
     def _changes(self, algorithm: Algorithm[Any], state: Any, round: Round) -> Changes:
         nobody = Client("", 1)
