@@ -210,6 +210,16 @@ def test_site_spends_by_its_own_account_over_runs(plan: Plan, request_: Request,
     assert here.ledger.epsilon("ann", 1e-5) == spent(24)
 
 
+def test_noise_of_a_seed_that_the_server_knows_counts_as_none(
+    plan: Plan, request_: Request, tmp_path: Path, desk: Make
+) -> None:
+    here = desk(tmp_path, contract=allowing())
+    assert not asked(here, private(plan, debug_seed=3)).refused
+    assert Reply.decode(here.answer("round", work(request_))).upload
+    assert here.ledger.epsilon("ann", 1e-5) == float("inf")
+    assert "epsilon inf at delta" in next(account.spent(here.folder))
+
+
 def test_scores_are_not_answered(plan: Plan, request_: Request, tmp_path: Path, desk: Make) -> None:
     here = desk(tmp_path, contract=allowing())
     assert not asked(here, private(plan)).refused

@@ -355,6 +355,12 @@ class RunConfig(Section):
         return self.privacy.unit == "client" or self.privacy.secure_aggregation
 
     @property
+    def secret_turnout(self) -> bool:
+        """Whether nobody but the server may learn how many clients take part in a round: with one client more or less
+        that number changes, and nobody adds noise to it."""
+        return self.privacy.unit == "client" and not self.privacy.secure_aggregation
+
+    @property
     def shares_noise(self) -> bool:
         """Whether each site adds a share of the noise to its masked upload."""
         return self.privacy.unit == "client" and self.privacy.secure_aggregation

@@ -30,11 +30,13 @@ class RemoteTransport:
     """Remote clients, each training alone. See :class:`rondo.engine.transport.Transport`.
 
     ``enough``: this many uploads end a round, and later ones come too late; None waits for all.
+    ``named``: the clients of a round as requests name them; None: as many as are asked.
     """
 
     messenger: Messenger
     identity: Identity
     enough: int | None = None
+    named: int | None = None
     _turnout: Turnout = field(default_factory=lambda: Turnout(()))
 
     def expected(self, clients: Sequence[Client], round: Round, failed: Collection[str]) -> Turnout:
@@ -77,7 +79,7 @@ class RemoteTransport:
         return False
 
     def _send(self, client: Client, round: Round, work: Work) -> None:
-        asked = len(work.turnout.asked)
+        asked = len(work.turnout.asked) if self.named is None else self.named
         request = Request(self.identity, round, client, work.parcel(client), work.counted(client), asked=asked)
         self.messenger.send(client.id, request.encode(), LARGEST_HEADER + work.largest())
 

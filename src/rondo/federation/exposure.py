@@ -136,7 +136,10 @@ COMES: Mapping[type, Mapping[str, Exposed]] = {
         ),
         "counted": Exposed("the client's last round that counted", ""),
         "scores": Exposed("whether scores are asked, and no training", ""),
-        "asked": Exposed("the number of clients in the round", ""),
+        "asked": Exposed(
+            "the number of clients in the round; with client-level privacy, where that is a secret, the expected one",
+            "",
+        ),
         "protocol": Exposed("the version of the letters", ""),
     },
     AskReady: {

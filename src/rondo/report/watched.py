@@ -52,7 +52,8 @@ def cells(run: Recorded, record: dict[str, Any]) -> list[str]:
     private = []
     if any("epsilon" in other for other in run.rounds):
         epsilon = record.get("epsilon")
-        private = ["infinite" if epsilon is None else f"{epsilon:.3g}"]
+        valid = "" if record.get("epsilon_valid", True) else " (not valid)"
+        private = [("infinite" if epsilon is None else f"{epsilon:.3g}") + valid]
     sent = (human_bytes(record[way]) for way in ("bytes_up", "bytes_down"))
     counts = (str(done), str(record["clients"]), str(len(record["failed"])))
     row = [*counts, *scores, *private, *sent, f"{record['seconds']:.1f}"]

@@ -130,8 +130,24 @@ def test_unfinished_run_is_named_so() -> None:
 def test_private_run_shows_nothing_of_single_clients() -> None:
     text = page([recorded(private=True, failing=True, clients=("Ann Smith", "Bob"))])
     assert "Ann Smith" not in text
-    assert "Rows of each client" not in headings(text)
+    assert headings(text) == ["Results", "Scores", "Privacy", "Configuration", "Runs"]
     assert "differential privacy of clients, against who reads the released model: epsilon 3" in text
+
+
+def test_how_many_took_part_in_a_private_round_is_not_shown() -> None:
+    """Not by bytes or seconds either, and nothing changes for a method beside it."""
+    sites = {"north": {"state": "here", "since": "today", "rounds": 41}}
+    secret, open_ = recorded("a", private=True, sites=sites), recorded("b", algorithm="rolora")
+    alone, both = page([secret]), page([secret, open_])
+    assert "north" in alone
+    assert "41" not in re.findall(r"<td[^>]*>(.*?)</td>", alone)
+    assert [axis["name"] for axis in data_of(alone)["scores"]["axes"]] == ["rounds"]
+    assert "Traffic" in headings(both)
+    titles = ("Up in a round, all clients", "Down in a round, all clients")
+    assert [len(c["lines"]) for c in data_of(both)["charts"] if c["title"] in titles] == [1, 1]
+    config = recorded(private=True).config
+    masked = {**config, "privacy": {**config["privacy"], "adversary": "server", "secure_aggregation": True}}
+    assert "Traffic" in headings(page([recorded(config=masked)]))  # there the server is the adversary, and counts
 
 
 def test_path_of_a_machine_is_not_shown() -> None:

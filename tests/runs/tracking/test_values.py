@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from page_runs import recorded
+from rondo.runs.tracking.tracker import About
 from rondo.runs.tracking.values import settings, values
 
 
@@ -22,6 +24,19 @@ def test_round_has_scores_costs_and_diagnostics() -> None:
 def test_nothing_of_single_clients_is_told() -> None:
     told = values(record(client_epsilon={"ann": 1.0}))
     assert not any(client in name for name in told for client in ("ann", "bob", "cid"))
+
+
+def test_nothing_of_how_many_took_part_is_told_where_it_is_a_secret() -> None:
+    told = values(record(lr=0.1, epsilon=2.0, epsilon_valid=True), secret_turnout=True)
+    assert {"round", "lr", "epsilon", "global/accuracy"} <= set(told)
+    assert not {"clients", "failed", "bytes_up", "bytes_down", "seconds", "train_seconds"} & set(told)
+    for privacy, secret in (({"unit": "client"}, True), ({"unit": "client", "secure_aggregation": True}, False)):
+        about = About(Path(), "", "", "", settings({"privacy": privacy}))
+        assert about.secret_turnout is secret
+
+
+def test_epsilon_of_a_debug_seed_is_none() -> None:
+    assert "epsilon" not in values(record(epsilon=2.0, epsilon_valid=False))
 
 
 def test_numbers_that_are_not_finite_are_left_out() -> None:

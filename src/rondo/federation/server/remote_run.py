@@ -92,7 +92,8 @@ class RemoteRun(Assembly):
         """The server, before its first round."""
         config, identity = self.config, Identity(self.run, self.model_sha256)
         enough = config.clients.per_round if config.clients.over_select else None
-        transport = RemoteTransport(self.sites, identity, enough)
+        expected = config.clients.per_round or len(self.population.members)
+        transport = RemoteTransport(self.sites, identity, enough, expected if config.secret_turnout else None)
         server = self.server(transport, identity, start.state, kept)
         if isinstance(server.sum, MaskedSum):
             server.transport, server.sum = masked_rounds(transport, self.sites, server.sum, self.saved, self.sites.tell)

@@ -33,7 +33,8 @@ from rondo.federation.site.audit import Audit, Unwritten
 from rondo.federation.site.contract import Contract
 from rondo.federation.site.disk import Disk
 from rondo.federation.site.joining import Declined, Joining, Offer, for_the_server
-from rondo.federation.site.ledger import Allowance, Ledger
+from rondo.federation.site.ledger import Allowance, Ledger, noise_of
+from rondo.federation.site.opened import Opened
 from rondo.federation.site.sum_allowance import allowance_of
 from rondo.federation.site.sums import Sums
 from rondo.federation.site.withheld import Withheld
@@ -228,7 +229,8 @@ class Desk:
             kept: dict[str, Params] = {}
             network, task = assembly.model.network, assembly.task
             local = LocalRound(assembly.algorithm, network, task, assembly.config, kept, assembly.prefix, self._until)
-            if (noise := assembly.config.privacy.noise) is not None and assembly.config.privacy.unit == "example":
+            if assembly.config.privacy.unit == "example":
+                noise = noise_of(assembly.config)
                 spend = Allowance(self.ledger, self.contract.privacy, plan.run, noise, self.told)
                 local = replace(local, spend=spend)
             scorer = assembly.scorer(kept)
@@ -250,7 +252,8 @@ class Desk:
         least, largest = max(2, self.contract.training.least_clients), self.contract.outgoing.largest_mb * 1e6
         facts = (plan.run, plan.digest, plan.model)
         allowance = allowance_of(config, self.ledger, self.contract.privacy, plan.run, self.told)
-        return Sums(self._disk.folder, self.voice, least, largest, *facts, config, self.audit, self.told, allowance)
+        known, opened = (self.audit, self.told, allowance), Opened(self.folder)
+        return Sums(self._disk.folder, self.voice, least, largest, *facts, config, opened, *known)
 
     # --- a round --------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from rondo.algorithm import Client, ClientFailed
+from rondo.config.schema import RunConfig
 from rondo.data.files.tables import Rows
 from rondo.errors import ConfigError
 from rondo.federation.identity.files import create
@@ -36,6 +37,12 @@ _MARK = 8
 
 Steps: TypeAlias = Mapping[tuple[float, float], int]
 """Numbers of steps, by noise multiplier and probability of a unit."""
+
+
+def noise_of(config: RunConfig) -> float:
+    """The noise multiplier of a private run as it counts here: 0 where the noise is of a seed that the server knows."""
+    assert config.privacy.noise is not None
+    return config.privacy.noise if config.privacy.debug_seed is None else 0.0
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rondo.config.schema import RunConfig
 from rondo.federation.site.contract import PrivacyTerms
-from rondo.federation.site.ledger import Ledger
+from rondo.federation.site.ledger import Ledger, noise_of
 from rondo.privacy.draws import Draws
 from rondo.privacy.session import Refused
 
@@ -85,5 +85,4 @@ def allowance_of(
     """The allowance of a run; None where its sites add no noise to masked uploads."""
     if not config.shares_noise:
         return None
-    assert config.privacy.noise is not None
-    return SumAllowance(ledger, allowed, run, config.privacy.noise, told)
+    return SumAllowance(ledger, allowed, run, noise_of(config), told)

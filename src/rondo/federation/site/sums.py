@@ -3,13 +3,14 @@ per attempt (:mod:`rondo.privacy.session`). Whatever the server writes is checke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy
 from numpy.typing import NDArray
+from torch import Tensor
 
 from rondo.algorithm import Shared, Upload
 from rondo.config.schema import RunConfig
@@ -22,6 +23,7 @@ from rondo.federation.identity.peers import Voice
 from rondo.federation.letter import SUMS
 from rondo.federation.site.audit import Audit
 from rondo.federation.site.contract import Contract
+from rondo.federation.site.opened import Opened
 from rondo.federation.site.sum_allowance import SumAllowance
 from rondo.federation.site.sum_state import Attempt, Learned, SumState
 from rondo.federation.site.term import Term
@@ -61,6 +63,7 @@ class Sums:
     ``folder``: the run's, on the site's disk.
     ``least``: fewest sites in a set, by the site's contract.
     ``largest``: most bytes of a letter that leaves.
+    ``opened``: with whom the site's changes were opened, over all runs.
     ``run``, ``plan``, ``model``: the run's name, digest of its plan, and of the base model.
     """
 
@@ -72,6 +75,7 @@ class Sums:
     plan: str
     model: str
     config: RunConfig
+    opened: Opened
     audit: Audit
     told: Callable[[str], None]
     allowance: SumAllowance | None = None
@@ -157,6 +161,8 @@ class Sums:
             members = [m.site for m in asked.named.members]
             numbers = self._numbers(attempt)
             share = self._share(attempt)
+            if share is None:
+                self.opened.check(*self._company(attempt, members))
             if share is not None and attempt.session.sent is None:  # otherwise the same vector leaves again, or none
                 attempt.session.check(asked.named)
                 numbers = numbers + self._noise(attempt, share, len(numbers))
@@ -166,6 +172,8 @@ class Sums:
             content = {"sites": members, "clients": attempt.clients, "numbers": len(numbers)}
             return _Answered(masked.encode_sent(sent, members), "masked vector", content)
         session, given = attempt.session.unmask(asked.unmask)
+        if attempt.session.given is None and self._share(attempt) is None:
+            self.opened.note(*self._company(attempt, asked.unmask.members))
         self._save(replace(attempt, session=session))
         for client in attempt.clients:
             self._state.forget(client)
@@ -231,6 +239,11 @@ class Sums:
             encoded = [points.encode(x.change, x.weight / terms.largest).numpy() for x in all_learned]
         total: NDArray[numpy.int64] = numpy.sum(encoded, axis=0)
         return total
+
+    def _company(self, attempt: Attempt, sites: Sequence[str]) -> tuple[list[Tensor], list[str]]:
+        """The changes of the clients, and in whose company they are added up."""
+        clients = [f"{self.voice.name}: {client}" for client in attempt.clients]
+        return [x.change for x in self._learned(attempt.session.terms.attempt, attempt.clients)], [*sites, *clients]
 
     def _noise(self, attempt: Attempt, share: NoiseShare, count: int) -> NDArray[numpy.int64]:
         """This site's noise for one vector, which is spent first. Never the same twice, but for a debug seed."""

@@ -112,14 +112,13 @@ def unit(most: float) -> tuple[str, float]:
 
 def axes(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """The axes under scores: the name of each, and for each group its place after 0, 1, 2 ... rounds, the mean over
-    seeds."""
-    sent = [list(_places(group, lambda record: record["bytes_up"] + record["bytes_down"])) for group in groups]
-    name, size = unit(max(max(places) for places in sent))
-    found = {
-        "rounds": [list(_places(group, lambda record: 1.0)) for group in groups],
-        f"{name} up and down, all clients": [[place / size for place in places] for places in sent],
-        "seconds": [list(_places(group, lambda record: float(record["seconds"]))) for group in groups],
-    }
+    seeds. Only rounds where a group's traffic is a secret."""
+    found = {"rounds": [list(_places(group, lambda record: 1.0)) for group in groups]}
+    if not any(group.secret_turnout for group in groups):
+        sent = [list(_places(group, lambda record: record["bytes_up"] + record["bytes_down"])) for group in groups]
+        name, size = unit(max(max(places) for places in sent))
+        found[f"{name} up and down, all clients"] = [[place / size for place in places] for places in sent]
+        found["seconds"] = [list(_places(group, lambda record: float(record["seconds"]))) for group in groups]
     return [{"name": name, "places": [list(map(compact, of)) for of in places]} for name, places in found.items()]
 
 

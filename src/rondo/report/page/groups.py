@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -25,6 +25,15 @@ class Group:
     label: str
     runs: Sequence[Recorded]
     keys: Mapping[str, Any]
+
+    @property
+    def secret_turnout(self) -> bool:
+        return any(run.secret_turnout for run in self.runs)
+
+    @property
+    def counted(self) -> Group:
+        """The group as its traffic and failures may be shown: without rounds where they are a secret."""
+        return replace(self, runs=[replace(run, rounds=[]) for run in self.runs]) if self.secret_turnout else self
 
     @property
     def seeds(self) -> list[int]:

@@ -62,6 +62,13 @@ class Recorded:
         return (self.config.get("privacy") or {}).get("unit") is not None
 
     @property
+    def secret_turnout(self) -> bool:
+        """Whether how many clients took part in a round is a secret, and so what follows from it: bytes, seconds,
+        failures."""
+        privacy = self.config.get("privacy") or {}
+        return privacy.get("unit") == "client" and not privacy.get("secure_aggregation")
+
+    @property
     def titles(self) -> Mapping[str, str]:
         """The names of metrics that are other than their keys."""
         return self.rounds[-1].get("titles", {}) if self.rounds else {}

@@ -74,9 +74,10 @@ def build(groups: Sequence[Group], claims: Sequence[Claim], stopped: Sequence[tu
     page.section("clients", "Clients", *(page.figure(c) for c in client_charts(groups)), clients_table(groups))
     page.section("rows", "Rows of each client", *(page.figure(chart) for chart in partitions(groups)))
     page.section("aggregation", "Aggregation", _grid([page.figure(c) for c in _diagnostics(groups)]))
-    page.section("traffic", "Traffic", tables.traffic(groups), _grid([page.figure(c) for c in _traffic(groups)]))
-    failed = [page.figure(c) for c in _failed(groups)]
-    page.section("failures", "Failures", tables.failures(groups), *failed, tables.last_failures(groups))
+    counted = [group.counted for group in groups]
+    page.section("traffic", "Traffic", tables.traffic(counted), _grid([page.figure(c) for c in _traffic(counted)]))
+    failed = [page.figure(c) for c in _failed(counted)]
+    page.section("failures", "Failures", tables.failures(counted), *failed, tables.last_failures(counted))
     page.section("privacy", "Privacy", tables.guarantees(groups), *(page.figure(c) for c in _epsilon(groups)))
     page.section("configuration", "Configuration", *_configuration(groups))
     runs = [run for group in groups for run in group.runs]

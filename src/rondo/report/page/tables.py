@@ -47,9 +47,9 @@ def results(groups: Sequence[Group], found: Sequence[Score]) -> Html:
         failures = sum(s["failed_clients"] for s in sums)
         row = [group.label, _seeds(group.seeds), " to ".join(map(str, {rounds[0]: 0, rounds[-1]: 0}))]
         row += [cell(group) for cell in cells]
-        row += [human_bytes(up), human_bytes(down), interval(_mean(seconds), half_interval(seconds))]
-        row += [_epsilon(group)] if private else []
-        rows.append([*row, str(failures)])
+        costs = [human_bytes(up), human_bytes(down), interval(_mean(seconds), half_interval(seconds)), str(failures)]
+        *costs, lost = ["-"] * 4 if group.secret_turnout else costs
+        rows.append([*row, *costs, *([_epsilon(group)] if private else []), lost])
     return table(
         columns, rows, caption="After the last round; means over seeds ± half of the 95 % interval (Student's t)"
     )
@@ -100,16 +100,18 @@ def _epsilon(group: Group) -> str:
     return shown if all(record["epsilon_valid"] for record in records) else f"{shown} (not valid)"
 
 
-def traffic(groups: Sequence[Group]) -> Html:
+def traffic(groups: Sequence[Group]) -> Html | None:
     """A row per group: the tensors that travel, and bytes per client and round and in all."""
     rows = []
-    for group in groups:
+    for group in (group for group in groups if not group.secret_turnout):
         sums = [totals(run.rounds)["bytes"] for run in group.runs]
         keys = ("up_per_client_round", "down_per_client_round", "up", "down", "first_contact")
         rows.append([group.label, group.runs[0].travels, *(human_bytes(_mean([s[key] for s in sums])) for key in keys)])
     columns = ("method", "tensors", "up, client and round", "down, client and round", "up", "down", "first contact")
-    return table(
-        columns, rows, caption="Bytes of tensors; down includes the first contact, but not per round", words=(1,)
+    return (
+        table(columns, rows, caption="Bytes of tensors; down includes the first contact, but not per round", words=(1,))
+        if rows
+        else None
     )
 
 
@@ -206,4 +208,5 @@ def _sites(run: Recorded) -> Iterator[list[str]]:
         if isinstance(site, Mapping):
             reason = f": {site['reason']}" if site.get("reason") else ""
             state = f"{site.get('state', '-')}{reason}"
-            yield [name, state, str(site.get("since", "-")), str(site.get("rounds", 0))]
+            rounds = "-" if run.secret_turnout else str(site.get("rounds", 0))
+            yield [name, state, str(site.get("since", "-")), rounds]

@@ -55,7 +55,7 @@ class Follower:
             if self.told is None:
                 self.told = self.tracker.begin(self.about)
             for record in _records(self.about.folder)[self.told : rounds]:
-                self.tracker.round(self.told + 1, values(record))
+                self.tracker.round(self.told + 1, values(record, secret_turnout=self.about.secret_turnout))
                 self.told += 1
         except Exception:
             self._note()

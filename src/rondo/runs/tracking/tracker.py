@@ -25,6 +25,12 @@ class About:
     project: str
     settings: Mapping[str, Any]
 
+    @property
+    def secret_turnout(self) -> bool:
+        """As in :class:`rondo.config.schema.RunConfig`."""
+        settings = self.settings
+        return settings.get("privacy.unit") == "client" and not settings.get("privacy.secure_aggregation")
+
 
 class Tracker(Protocol):
     """One run at one tracker. Every method may raise anything."""

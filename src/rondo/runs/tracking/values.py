@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
-_PLAIN = (
-    "loss", "lr", "clients", "bytes_up", "bytes_down", "seconds", "train_seconds", "server_seconds", "epsilon",
-)  # fmt: skip
+_PLAIN = ("loss", "lr")
+_OF_TURNOUT = ("clients", "bytes_up", "bytes_down", "seconds", "train_seconds", "server_seconds")
+"""Numbers that follow the number of clients in the round."""
 _OF_CLIENTS = ("mean", "weighted_mean", "worst_tenth")
 _LISTED = 100
 """Longer lists of a configuration, such as a rank per client, are counted."""
@@ -18,20 +18,24 @@ _NOT_THE_NAME = re.compile(r"[^\w /.:-]", re.ASCII)
 """Characters that a tracker may refuse in a name."""
 
 
-def values(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a line of ``metrics.jsonl`` that are finite. Those of single clients are left out: a tracker may
-    be anywhere."""
+def values(record: Mapping[str, Any], *, secret_turnout: bool = False) -> dict[str, float]:
+    """The numbers of a line of ``metrics.jsonl`` that are finite. Those of single clients are left out, and with
+    ``secret_turnout`` those of how many took part: a tracker may be anywhere."""
     return {
         _NOT_THE_NAME.sub("_", name): float(value)
-        for name, value in _numbers(record)
+        for name, value in _numbers(record, secret_turnout)
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     }
 
 
-def _numbers(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _numbers(record: Mapping[str, Any], secret_turnout: bool) -> Iterator[tuple[str, Any]]:
     yield "round", record["round"] + 1
-    yield "failed", len(record["failed"])
+    if not secret_turnout:
+        yield "failed", len(record["failed"])
+        yield from ((key, record.get(key)) for key in _OF_TURNOUT)
     yield from ((key, record.get(key)) for key in _PLAIN)
+    if record.get("epsilon_valid"):
+        yield "epsilon", record["epsilon"]
     yield from ((f"measures/{name}", value) for name, value in record.get("measures", {}).items())
     for kind, scores in record["scores"].items():
         yield from _scores(kind, scores)

@@ -1,0 +1,100 @@
+"""A plan that runs again trains to the same bits, so what two runs open must not differ by one site."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from desk_line import SITES, DeskLine
+from parties import write_sites
+from test_federation import weights
+from test_masked_kills import listening, run_of
+
+from rondo.engine.server.masked_sum import MaskedSum
+from rondo.errors import RunStopped
+from rondo.federation.server.run import serve
+from rondo.federation.site.opened import FILE, Opened
+from rondo.privacy.session import Refused
+from rondo.runs.watching.result import RunResult
+
+
+@pytest.fixture(scope="module")
+def place(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("three")
+    shutil.copytree(bert, path / "bert")
+    write_sites(path, SITES)
+    return path
+
+
+class Runs:
+    """Runs with the same sites, each from the site's own disk, and the sums that they opened."""
+
+    def __init__(self, place: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.place, self.folder, self.sums = place, folder, list[torch.Tensor]()
+        real = MaskedSum.opened
+
+        def opened(of: MaskedSum, algorithm: Any, state: Any, total: Any, round: Any) -> Any:
+            self.sums.append(total.integers.clone())
+            return real(of, algorithm, state, total, round)
+
+        monkeypatch.setattr(MaskedSum, "opened", opened)
+
+    def __call__(self, name: str, away: Collection[str] = (), **changes: Any) -> RunResult:
+        line = DeskLine(self.place, self.folder)
+        for site in away:
+            line._since.pop(site)
+        way = replace(listening(self.place), wait=0.5) if away else listening(self.place)
+        with line.served():
+            config = run_of(self.place, rounds=1, **changes)
+            return serve(config, way, run_dir=self.folder / name, device="cpu", told=line.told.append)
+
+
+@pytest.fixture
+def runs(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    return Runs(place, tmp_path, monkeypatch)
+
+
+def test_second_run_without_a_site_opens_no_sum(runs: Runs) -> None:
+    """The difference of both sums would be the upload of the site that was away."""
+    runs("first")
+    with pytest.raises(RunStopped, match="another run has opened a sum with the same training of this site"):
+        runs("second", away=["south"])
+    assert len(runs.sums) == 1
+
+
+def test_second_run_with_a_site_more_opens_no_sum(runs: Runs) -> None:
+    runs("first", away=["south"])
+    with pytest.raises(RunStopped, match="another run has opened a sum with the same training of this site"):
+        runs("second")
+    assert len(runs.sums) == 1
+
+
+def test_second_run_with_the_same_sites_opens_the_same_sum(runs: Runs) -> None:
+    first, second = runs("first"), runs("second")
+    assert runs.sums[0].equal(runs.sums[1])
+    assert weights(first) == weights(second)
+
+
+def test_run_with_another_seed_is_other_training(runs: Runs) -> None:
+    runs("first")
+    runs("second", away=["south"], seed=1)
+    assert len(runs.sums) == 2
+
+
+def test_change_that_learned_nothing_may_be_in_any_sum(tmp_path: Path) -> None:
+    Opened(tmp_path).note([torch.zeros(3, dtype=torch.float64)], ["north", "south"])
+    Opened(tmp_path).note([torch.zeros(3, dtype=torch.float64)], ["north", "west"])
+
+
+def test_record_that_is_damaged_is_told(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(b"x" * 40)
+    with pytest.raises(Refused, match="this site cannot know which sums it has opened"):
+        Opened(tmp_path).check([torch.ones(3, dtype=torch.float64)], ["north"])
