@@ -18,8 +18,10 @@ from records import timeless
 pytest.importorskip("flwr")
 pytest.importorskip("dp_accounting")
 
+from desk_line import DeskLine, Killed
 from desks import Make, asked, contract, with_
 from parties import LABELS, Parties, configuration
+from test_masked_kills import Dies, listening
 
 import rondo
 from rondo.config import load
@@ -28,6 +30,7 @@ from rondo.engine.wire.letters import Reply, Request
 from rondo.errors import ConfigError
 from rondo.federation.plan import Plan
 from rondo.federation.server import remote_run
+from rondo.federation.server.run import resume, serve
 from rondo.federation.site import account
 from rondo.federation.site.contract import Contract
 from rondo.federation.site.ledger import FILE, KEY, Ledger
@@ -88,6 +91,18 @@ def test_federation_with_noise_of_clients_equals_the_simulation(folder: Path, tm
     assert federated.history[-1]["epsilon"] > 0
 
 
+def test_requests_do_not_tell_how_many_were_drawn(folder: Path, tmp_path: Path) -> None:
+    """A site that refuses small rounds would refuse by who else is in them, and one client more would move the sum by
+    two clips."""
+    clients = {"weighting": "uniform", "sampling": "poisson", "per_round": 2}
+    config = run_of(folder, {**OF_CLIENTS, "debug_seed": 5}, clients=clients, rounds=4)
+    line = DeskLine(folder, tmp_path)
+    with line.served():
+        result = serve(config, listening(folder), run_dir=tmp_path / "run", device="cpu")
+    assert len({record["clients"] for record in result.history}) > 1
+    assert {Request.decode(letter).asked for _, kind, letter, _ in line.heard if kind == "round"} == {2}
+
+
 @pytest.mark.slow
 def test_federation_with_noise_of_sites_equals_the_simulation(folder: Path, tmp_path: Path) -> None:
     """Sites add the noise of a seed here, which their contract allows, since it asks for no protection."""
@@ -111,6 +126,23 @@ def test_sites_noise_is_their_own_and_their_account_the_servers(folder: Path, tm
         told = "\n".join(account.spent(state))
         assert f"epsilon {kept[0]:.3g} at delta 1e-05" in told
         assert "in 1 run" in told
+
+
+def test_round_that_a_killed_server_had_answers_to_counts(folder: Path, tmp_path: Path) -> None:
+    """Ann's and bob's sites train again with other noise, and have counted both. The server cannot know that cid was
+    not asked before it died."""
+    line = DeskLine(folder, tmp_path, Dies("round", "south", "after"))
+    with line.served(), pytest.raises(Killed):
+        serve(run_of(folder, OF_ROWS), listening(folder), run_dir=tmp_path / "run", device="cpu")
+    assert [site for site, kind, *_ in line.heard if kind == "round"] == ["north", "south"]
+    with line.served():
+        result = resume(tmp_path / "run", listening(folder))
+    told = result.history[-1]["client_epsilon"]
+    kept = {site: [e for *_, e in Ledger(tmp_path / f"at-{site}", {}).accounts(1e-5)] for site in ("north", "south")}
+    assert kept["north"] == [told["ann"]]
+    assert sorted(kept["south"])[1] == told["bob"]
+    assert min(kept["south"]) < told["cid"]
+    assert result.summary["privacy"]["epsilon"] == max(told.values())
 
 
 def test_class_names_of_rows_are_refused_at_the_server(folder: Path) -> None:
