@@ -81,9 +81,8 @@ def verdicts() -> dict[str, Counter[str]]:
         facts = json.loads((FACTS / f"{name}.json").read_text(encoding="utf-8"))["claims"]
         by_claim = {fact["claim"]: fact.get("verdict", "open") for fact in facts}
         for claim in entry.claims:
-            arms = [*claim.plus, *claim.minus] if hasattr(claim, "plus") else [a for a in (claim.arm, claim.less) if a]
             shared = entry.config.get("algorithm", {}).get("name")
-            for method in {entry.arms[arm].get("algorithm", {}).get("name", shared) for arm in arms} - {None}:
+            for method in {entry.arms[arm].get("algorithm", {}).get("name", shared) for arm in claim.arms} - {None}:
                 counts[method][by_claim[claim.claim]] += 1
     return counts
 

@@ -15,10 +15,15 @@ RUNS = Path(__file__).parents[1] / "results" / "runs"
 KEPT = ("manifest.json", "metrics.jsonl", "summary.json")
 OF_MANIFEST = ("versions", "python", "device", "threads", "code_sha256")
 """The rest says where the data were, and more of the machine."""
+PARTITION = "partition.json"
+"""Kept of a run that stopped, which has no summary: it tells the number of clients."""
 
 
 def content(file: Path) -> bytes:
     """What is kept of a file."""
+    if file.name == PARTITION:
+        clients = json.loads(file.read_text(encoding="utf-8"))["clients"]
+        return json.dumps({"clients": list(range(len(clients)))}).encode()
     if file.name != "manifest.json":
         return file.read_bytes()
     manifest = json.loads(file.read_text(encoding="utf-8"))
@@ -29,10 +34,9 @@ def pack(out: Path, name: str, to: Path) -> None:
     """Pack the records of the runs in ``out / name`` that are done: the same records give the same bytes."""
     to.mkdir(exist_ok=True)
     stopped = out / name / "stopped.json"
-    runs = {summary.parent for summary in (out / name).rglob("summary.json")}
-    if stopped.exists():
-        runs |= {out / name / run for run in json.loads(stopped.read_text(encoding="utf-8"))}
-    files = [*(run / kept for run in runs for kept in KEPT), stopped]
+    ended = [summary.parent for summary in (out / name).rglob("summary.json")]
+    cut = [out / name / run for run in json.loads(stopped.read_text(encoding="utf-8"))] if stopped.exists() else []
+    files = {stopped, *(run / kept for run in (*ended, *cut) for kept in KEPT), *(run / PARTITION for run in cut)}
     with tarfile.open(to / f"{name}.tar.xz", "w:xz") as archive:
         for file in sorted(file for file in files if file.exists()):
             entry = tarfile.TarInfo(file.relative_to(out).as_posix())

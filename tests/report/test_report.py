@@ -318,6 +318,24 @@ def test_axis_of_rounds_has_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(ticks) == 3
 
 
+@pytest.mark.parametrize("values", [(0.98, 0.99), (0.9, 0.3), (0.9, 0.02), (0.9, 1e-15), (0.5, 0.5)])
+def test_ticks_of_a_logarithmic_axis_are_plain_numbers(
+    values: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr(pictures, "_png", lambda figure: figures.append(figure) or b"")
+    pictures.measure({"angle": values[0]}, [{"round": 0, "measures": {"angle": values[1]}}], "t")
+    axis = figures[0].axes[0].yaxis
+    low, high = axis.get_view_interval()
+    figures[0].draw_without_rendering()
+    labels = {tick.get_loc(): tick.label1.get_text() for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())}
+    seen = {place: text for place, text in labels.items() if low <= place <= high and text}
+    assert {place: float(text.replace("\N{MINUS SIGN}", "-")) for place, text in seen.items()} == pytest.approx(
+        {place: place for place in seen}
+    )
+    assert len(seen) >= (2 if values[0] != values[1] else 0)
+
+
 def test_single_values_are_seen_beside_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line of one point would be none."""
     figures: list[Any] = []

@@ -26,6 +26,21 @@ BOUND: dict[str, Any] = {"claim": "it is near", "arm": "alternating", "source": 
     ("values", "low", "high", "word", "reason"),
     [
         ([0.1, 0.2, 0.3], -math.inf, 0.3, "holds", "kept in all 3 runs, so at 95 % in more than 37% of such runs"),
+        (
+            [0.2, 0.2 + 1e-15, 0.2],
+            -math.inf,
+            0.3,
+            "holds",
+            "kept in all 3 runs; the values differ by rounding, so all runs are one observation",
+        ),
+        (
+            [0.4, 0.4],
+            -math.inf,
+            0.3,
+            "refuted",
+            "broken in 2 of 2 runs, at worst with 0.4; the values differ by rounding, so all runs are one observation",
+        ),
+        ([0.2], -math.inf, 0.3, "holds", "kept in all 1 runs, so at 95 % in more than 5% of such runs"),
         ([0.1, 0.2, 0.31], -math.inf, 0.3, "refuted", "broken in 1 of 3 runs, at worst with 0.31"),
         ([0.1, -0.5, 0.31], 0.0, 0.3, "refuted", "broken in 2 of 3 runs, at worst with -0.5"),
         ([0.1, math.nan], -math.inf, 0.3, "refuted", "broken in 1 of 2 runs, at worst with nan"),
@@ -98,6 +113,7 @@ def test_bounds_come_to_their_verdicts(tmp_path: Path) -> None:
     curve = trials.curve(next(trial for trial in trials.runs() if trial.arm == "alternating"))
     assert (curve.rounds, curve.values[0]) == ([0, 2, 4, 6], pytest.approx(0.9))
     lines = page(tmp_path / "out")
+    assert any("kept in all 3 runs; the values differ by rounding" in line for line in lines)
     assert any(r"| each at most 0.95 times the one before (\|b\| of Lemma 0) |" in line for line in lines)
     assert any("| at least 0.8999 and at most 0.9001 (Lemma 0) |" in line for line in lines)
     assert any("| at most 0.5 in the mean (Lemma 0) |" in line for line in lines)

@@ -30,7 +30,7 @@ def test_entry_comes_to_its_verdict_and_keeps_it(tmp_path: Path) -> None:
     lines = page(tmp_path / "out")
     assert any("**holds**: above zero, and at least half" in line for line in lines)
     table = (tmp_path / "out" / "pages" / "README.md").read_text(encoding="utf-8")
-    assert "[alternating is nearer](own.md) | 0.2 |" in table
+    assert "[alternating is nearer](own.md) | 0.2 (none) |" in table
     assert (tmp_path / "out" / "pages" / "own.png").read_bytes().startswith(b"\x89PNG")
     runs = {p: p.stat().st_mtime_ns for p in (tmp_path / "out" / "own").rglob("summary.json")}
     assert len(runs) == 6
@@ -42,9 +42,27 @@ def test_entry_comes_to_its_verdict_and_keeps_it(tmp_path: Path) -> None:
 def test_budget_that_is_over_starts_no_run_and_says_what_is_missing(tmp_path: Path) -> None:
     decided(written(tmp_path), tmp_path / "out", "--budget", "0s")
     assert not list((tmp_path / "out" / "own").rglob("manifest.json"))
-    assert "No run is there yet" in (tmp_path / "out" / "pages" / "own.md").read_text(encoding="utf-8")
+    lines = page(tmp_path / "out")
+    assert lines[-1].startswith("No run is there yet; all of them take")
+    counts = "| alternating is nearer | 0.2 (none) | significantly above zero, and at least 0.1 |"
+    assert f"{counts} - | **open**: no seed has all runs yet | - | - | 0 |" in lines
+    assert not [line for line in lines if line.startswith("| arm")]
     table = (tmp_path / "out" / "pages" / "README.md").read_text(encoding="utf-8")
-    assert "[alternating is nearer](own.md) | 0.2 | - | 0 | open |" in table
+    assert "[alternating is nearer](own.md) | 0.2 (none) | - | 0 | open |" in table
+
+
+def test_trials_of_a_tuning_without_a_run_that_counts_are_told(tmp_path: Path) -> None:
+    tuning = {"grid": {"train.lr": [0.1, 0.3]}, "seeds": [7], "held_out": 0.0}
+    arms = {"alternating": {"algorithm": {"name": "rolora-linear"}, "train": {**TRAIN}}}
+    bound = {"claim": "it is near", "arm": "alternating", "at_most": 0.5, "source": "Lemma 0"}
+    path = written(tmp_path, arms=arms, contrasts=[], bounds=[bound], tuning=tuning, lower_is_better=True)
+    trials = Trials("own", entries.read(str(path)), tmp_path / "out", tmp_path)
+    first, _ = trials.missing()
+    trials.make(first, "cpu", None, None)
+    decided(path, tmp_path / "out", "--budget", "0s")
+    said = (tmp_path / "out" / "pages" / "own.md").read_text(encoding="utf-8")
+    assert "only trials of the tuning: 1, in 0.00 h. What is missing takes about" in said
+    assert "| it is near | at most 0.5 (Lemma 0) | every run keeps it | - |" in said
 
 
 @pytest.mark.slow
@@ -141,6 +159,8 @@ def test_missing_files_and_names_are_told(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["reproduce", str(path), "--data", str(tmp_path), "--out", str(tmp_path / "out")])
     assert result.exit_code == 2
     assert "to be had from the moon" in " ".join(result.output.split())
+    result = CliRunner().invoke(app, ["reproduce", "no-such"])
+    assert (result.exit_code, result.output.splitlines()[0]) == (2, "rondo reproduce: 1 problem")
     with pytest.raises(ConfigError, match="rondo reproduce list"):
         entries.read("no-such")
 

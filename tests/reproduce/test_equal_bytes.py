@@ -1,4 +1,4 @@
-"""Differences at equal bytes, and the change at a curve's end, of made-up records."""
+"""Differences at the end and at equal bytes per client, and the change at a curve's end, of made-up records."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rondo.reproduce import page
 from rondo.reproduce.entry import Entry
 from rondo.reproduce.findings import findings
 from rondo.reproduce.trials import Trials
@@ -20,6 +21,7 @@ CONFIG: dict[str, Any] = {
     "data": {"source": "builtin:linear", "validation_fraction": 0.0},
     "train": {"optimizer": "sgd", "max_grad_norm": 0.0},
 }
+ONE_CLIENT = {"dear": 1, "cheap": 1}
 
 
 def entry(paper: float | None = 1.0, **changes: Any) -> Entry:
@@ -40,29 +42,36 @@ def entry(paper: float | None = 1.0, **changes: Any) -> Entry:
     )
 
 
-def made(folder: Path, entry: Entry, of_arm: Mapping[str, tuple[int, Sequence[float]]]) -> Trials:
+def made(
+    folder: Path,
+    entry: Entry,
+    of_arm: Mapping[str, tuple[int, Sequence[float]]],
+    clients: Mapping[str, int] = ONE_CLIENT,
+) -> Trials:
     """The entry's runs, each with its arm's bytes per round and scores, a thousandth higher per seed with ``dear``."""
     trials = Trials("own", entry, folder, folder)
     for trial in trials.runs():
         sent, scores = of_arm[trial.arm]
         trial.folder.mkdir(parents=True)
         more = trial.seed / 1000 if trial.arm == "dear" else 0.0
-        write(trial.folder, sent, [score + more for score in scores])
+        write(trial.folder, sent, [score + more for score in scores], clients[trial.arm])
     return trials
 
 
-def write(folder: Path, sent: int, scores: Sequence[float]) -> None:
+def write(folder: Path, sent: int, scores: Sequence[float], clients: int = 1) -> None:
     lines = [
         {"round": k, "bytes_up": sent - 1, "bytes_down": 1, "scores": {}, "measures": {"score": s}, "diagnostics": None}
         for k, s in enumerate(scores)
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     (folder / "summary.json").write_text(
-        json.dumps({"seconds": {"all": 1.0}, "measures": {"before": {}}}), encoding="utf-8"
+        json.dumps({"seconds": {"all": 1.0}, "measures": {"before": {}}, "clients": clients}), encoding="utf-8"
     )
+    manifest = {"versions": {}, "config": {}, "device": "cpu", "threads": 1}
+    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
 
 
-def test_dearer_method_holds_at_equal_rounds_and_fails_at_equal_bytes(tmp_path: Path) -> None:
+def test_dearer_method_holds_at_the_end_and_fails_at_equal_bytes(tmp_path: Path) -> None:
     trials = made(tmp_path, entry(), {"dear": (20, [0.0, 0.1, 3.0, 4.0]), "cheap": (10, [1.0, 1.5, 2.0, 2.5])})
     (finding,) = findings(trials)
     assert finding.paired.differences == pytest.approx((1.5, 1.501, 1.502))
@@ -90,6 +99,75 @@ def test_stopped_run_does_not_cut_the_others_short(tmp_path: Path) -> None:
     assert finding.equal_bytes.paired.mean == finding.paired.mean == pytest.approx(3.001)
 
 
+def test_more_clients_that_send_as_much_each_are_not_cut_short(tmp_path: Path) -> None:
+    """A claim about the number of clients: all together 25 times as many send 25 times as much."""
+    of_arm = {"dear": (500, [1.0, 2.0, 3.0, 4.0]), "cheap": (20, [1.0, 1.5, 2.0, 2.5])}
+    (finding,) = findings(made(tmp_path, entry(), of_arm, {"dear": 500, "cheap": 20}))
+    assert finding.equal_bytes is not None
+    assert finding.equal_bytes.paired == finding.paired
+    assert finding.equal_bytes.verdict.word == "holds"
+
+
+def test_clients_of_a_run_that_stopped_are_those_of_its_partition(tmp_path: Path) -> None:
+    of_arm = {"dear": (500, [0.0, 0.1, 3.0]), "cheap": (20, [1.0, 1.5])}
+    trials = made(tmp_path, entry(), of_arm, {"dear": 500, "cheap": 20})
+    trials.stopped = {trial.folder.name: "diverged" for trial in trials.runs() if trial.arm == "dear"}
+    for name in trials.stopped:
+        (trials.folder / name / "summary.json").unlink()
+        partition = {"clients": dict.fromkeys(map(str, range(500)))}
+        (trials.folder / name / "partition.json").write_text(json.dumps(partition), encoding="utf-8")
+    (finding,) = findings(trials)
+    assert finding.equal_bytes is not None
+    assert finding.equal_bytes.paired.differences == pytest.approx((-1.4, -1.399, -1.398))
+
+
+def test_runs_that_end_after_other_rounds_are_said_to(tmp_path: Path) -> None:
+    of_arm = {"dear": (20, [0.0, 0.1]), "cheap": (10, [1.0, 1.5, 2.0, 2.5])}
+    trials = made(tmp_path, entry(), of_arm)
+    (finding,) = page.write(trials, tmp_path / "pages")
+    assert page.at_end(finding, trials) == "-2.40 [-2.40, -2.40] (rounds: dear 2, cheap 4)"
+    for name in ("own.md", "README.md"):
+        written = (tmp_path / "pages" / name).read_text(encoding="utf-8")
+        assert "equal rounds" not in written
+        assert "(rounds: dear 2, cheap 4) | " in written
+    lines = (tmp_path / "pages" / "own.md").read_text(encoding="utf-8").splitlines()
+    (dear,) = (line for line in lines if line.startswith("| dear |"))
+    assert dear.endswith("| 3 | 2 | 1 | 40 B | - |")
+
+
+def test_rounds_are_not_named_where_all_runs_have_as_many(tmp_path: Path) -> None:
+    trials = made(tmp_path, entry(), {"dear": (20, [0.0, 0.1]), "cheap": (10, [1.0, 1.5])})
+    (finding,) = findings(trials)
+    assert page.at_end(finding, trials) == page.here(finding.of, finding, trials)
+
+
+def test_rounds_of_an_arm_whose_runs_stopped_are_a_range(tmp_path: Path) -> None:
+    trials = made(tmp_path, entry(), {"dear": (20, [0.0, 0.1, 0.2]), "cheap": (10, [1.0, 1.5, 2.0])})
+    first = next(trial for trial in trials.runs() if trial.arm == "cheap")
+    write(first.folder, 10, [1.0])
+    (finding,) = findings(trials)
+    assert finding.rounds == {"dear": "3", "cheap": "1 to 3"}
+
+
+def test_probability_without_digits_is_below_a_bound(tmp_path: Path) -> None:
+    """One less a probability near one has no digits left."""
+    trials = made(tmp_path, entry(seeds=list(range(10))), {"dear": (10, [9.0]), "cheap": (10, [1.0])})
+    page.write(trials, tmp_path / "pages")
+    said = (tmp_path / "pages" / "own.md").read_text(encoding="utf-8")
+    assert "| 8.00 [8.00, 8.01], p < 1e-12 |" in said
+    assert "p = 0" not in said
+
+
+def test_one_difference_for_all_seeds_has_no_probability(tmp_path: Path) -> None:
+    trials = made(tmp_path, entry(), {"dear": (10, [9.0]), "cheap": (10, [1.0])})
+    for trial in trials.runs():
+        write(trial.folder, 10, [9.0 if trial.arm == "dear" else 1.0])
+    page.write(trials, tmp_path / "pages")
+    assert "| 8.00 [8.00, 8.00], the same for all seeds |" in (tmp_path / "pages" / "own.md").read_text(
+        encoding="utf-8"
+    )
+
+
 def test_without_a_score_by_then_there_is_no_verdict(tmp_path: Path) -> None:
     trials = made(tmp_path, entry(), {"dear": (20, [0.0, 4.0]), "cheap": (1, [1.0, 1.0])})
     (finding,) = findings(trials)
@@ -100,8 +178,8 @@ def test_late_change_is_that_of_the_last_tenth() -> None:
     rounds = list(range(1, 21))
     rising = Curve(rounds, rounds, [float(r) for r in rounds])
     assert Score("x").late_change(rising) == 2.0
-    assert Score("x", last=4).late_change(rising) == 2.0
-    assert Score("x", take="smallest").late_change(rising) == 0.0
+    for score in (Score("x", last=4), Score("x", last=20), Score("x", take="smallest")):  # of the values themselves
+        assert score.late_change(rising) == 2.0
     assert Score("x", log10=True).late_change(rising) == pytest.approx(0.0457575, abs=1e-6)
     flat = Curve(rounds, rounds, [0.0] * 10 + [1.0] * 10)
     assert Score("x").late_change(flat) == 0.0

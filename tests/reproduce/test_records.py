@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import tarfile
 from pathlib import Path
@@ -35,6 +36,31 @@ def test_verdicts_follow_from_the_records(archive: Path, tmp_path: Path) -> None
     assert made == published
     pages = [folder / f"{name}.md" for folder in (tmp_path / "pages", RESULTS)]
     assert pages[0].read_text(encoding="utf-8") == pages[1].read_text(encoding="utf-8")
+
+
+def test_records_of_a_run_that_stopped_tell_the_number_of_its_clients_and_no_name(tmp_path: Path) -> None:
+    run = tmp_path / "out" / "own" / "wild-seed-0"
+    run.mkdir(parents=True)
+    contents = {
+        "metrics.jsonl": "{}",
+        "manifest.json": json.dumps({"versions": {}, "python": "3", "device": "cpu", "threads": 1, "code_sha256": {}}),
+        "partition.json": json.dumps({"clients": {"somebody": {"train": 3}, "another": {"train": 4}}}),
+    }
+    for name, content in contents.items():
+        (run / name).write_text(content, encoding="utf-8")
+    (run.parent / "stopped.json").write_text(json.dumps({run.name: "diverged"}), encoding="utf-8")
+    script = RESULTS.parent / ".site" / "records.py"
+    spec = importlib.util.spec_from_file_location("records", script)
+    assert spec is not None
+    assert spec.loader is not None
+    records = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(records)
+    records.pack(tmp_path / "out", "own", tmp_path / "to")
+    with tarfile.open(tmp_path / "to" / "own.tar.xz") as packed:
+        packed.extractall(tmp_path / "again", filter="data")
+    again = tmp_path / "again" / "own" / run.name
+    assert json.loads((again / "partition.json").read_text(encoding="utf-8")) == {"clients": [0, 1]}
+    assert sorted(file.name for file in again.iterdir()) == sorted(contents)
 
 
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name.removesuffix(".tar.xz"))

@@ -123,11 +123,13 @@ def test_path_without_a_run_is_refused(tmp_path: Path, name: str) -> None:
 
 def test_claims_of_an_entry_are_those_on_its_page(copy: Path) -> None:
     out = copy.parent.parent
-    facts = {"claim": "ahead", "paper": "0.05", "here": "0.04", "seeds": 5, "verdict": "holds", "equal_bytes": "open"}
+    facts = {"claim": "ahead", "paper": "0.05", "here": "0.04", "seeds": 5, "verdict": "holds"}
+    facts["equal_bytes_per_client"] = "open"
     (out / "pages" / "facts").mkdir(parents=True, exist_ok=True)
     page = out / "pages" / "facts" / f"{copy.parent.name}.json"
     page.write_text(json.dumps({"paper": "RoLoRA", "item": "Figure 5", "claims": [facts], "seconds": [1, 2]}))
     (claim,) = claims([copy])
     assert (claim.paper, claim.published, claim.verdict) == ("RoLoRA, Figure 5", "0.05", "holds")
+    assert claim.at_equal_bytes == "open"
     page.unlink()
     assert claims([copy]) == []

@@ -482,7 +482,8 @@ def test_measures_are_scores_on_linear_problems(tmp_path: Path) -> None:
         "problem": {"kind": "heads", "clients": 4, "rank": 2},
         "train": {"optimizer": "sgd", "max_grad_norm": 0, "batch_size": 50, "lr": 0.1},
     }
-    comparison = rondo.compare(["fedrep-linear"], config, out=tmp_path / "out", seeds=[0, 1], device="cpu")
+    asked: dict[str, Any] = {"last": 2, "target": 0.9, "at_mb": 0.001}
+    comparison = rondo.compare(["fedrep-linear"], config, out=tmp_path / "out", seeds=[0, 1], device="cpu", **asked)
     measures = comparison.algorithms["fedrep-linear"]["measures"]
     assert measures["principal_angle"]["count"] == 2
     for run in comparison.runs:
@@ -490,10 +491,15 @@ def test_measures_are_scores_on_linear_problems(tmp_path: Path) -> None:
         assert [p["round"] for p in run["curve"]] == [0, 1, 2, 3]
         summary = read(comparison.out / run["run_dir"] / "summary.json")
         assert run["curve"][-1]["score"] == summary["measures"]["after"]["principal_angle"]
-    console = Console(file=io.StringIO(), width=250)
+    with (comparison.out / "comparison.csv").open(newline="") as file:
+        assert [(row["metric"], row["curve_of"]) for row in csv.DictReader(file)] == [("loss", "principal_angle")] * 2
+    console = Console(file=io.StringIO(), width=350)
     console.print(comparison_table(vars(comparison)))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "principal angle" in shown
+    named = ("principal angle mean of last 2", "rounds to principal angle 0.9", "principal angle at 0.001 MB")
+    assert [column for column in named if column not in shown] == []
+    last = comparison.algorithms["fedrep-linear"]["mean_of_last"]["mean"]
+    assert f"{last:.3g} ±" in shown
     assert f"{measures['principal_angle']['mean']:.3g} ±" in shown
     assert "test loss" not in shown
 

@@ -12,6 +12,7 @@ import typer
 from rondo.cli.app import Device, Processes
 from rondo.cli.completion import reproducible
 from rondo.cli.process import quiet_libraries, repeated, stoppable, user_errors
+from rondo.errors import headed
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
@@ -30,7 +31,7 @@ def reproduce(
     processes: Processes = 1,
 ) -> None:
     """Decide claims of the papers: make the runs that are missing, cheapest entry first, and write the verdicts."""
-    with user_errors():
+    with user_errors(), headed("rondo reproduce"):
         from rondo.reproduce import entry as entries
         from rondo.runs.parallel import check_processes
 
@@ -52,7 +53,7 @@ def _seconds(text: str) -> float:
     try:
         return float(text[:-1]) * _UNITS[text[-1:]]
     except (ValueError, KeyError):
-        raise ConfigError.at("--budget", f"{text!r} is no time: give 90s, 30m or 2h", "rondo reproduce") from None
+        raise ConfigError.at("--budget", f"{text!r} is no time: give 90s, 30m or 2h") from None
 
 
 def _decide(names: list[str], data: Path, out: Path, pages: Path, device: str, processes: int, end: float) -> None:
@@ -78,8 +79,8 @@ def _decide(names: list[str], data: Path, out: Path, pages: Path, device: str, p
                 for trial, seconds in trials.make_all(missing, device, processes=processes, stop=stop, end=end):
                     print(f"{trials.name}: {trial}, {seconds:.0f} s", flush=True)
             for finding in page.write(trials, pages):
-                for where, decided in (("", finding), (", at equal bytes", finding.equal_bytes)):
-                    if decided is not None:
-                        shown = f"{page.here(finding.of, decided, trials)}, {decided.verdict.word}"
-                        print(f"{trials.name}: {finding.of.claim}{where}: {shown}")
+                print(f"{trials.name}: {finding.of.claim}: {page.at_end(finding, trials)}, {finding.verdict.word}")
+                if (of_bytes := finding.equal_bytes) is not None:
+                    shown = f"{page.here(finding.of, of_bytes, trials)}, {of_bytes.verdict.word}"
+                    print(f"{trials.name}: {finding.of.claim}, at equal bytes per client: {shown}")
             print(f"{trials.name}: {pages / trials.name}.md", flush=True)

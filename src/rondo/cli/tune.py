@@ -11,6 +11,7 @@ import typer
 from rondo.cli.app import Device, Processes
 from rondo.cli.completion import entries, listed_methods, settings
 from rondo.cli.process import quiet_libraries, repeated, stoppable, user_errors
+from rondo.errors import headed
 
 _SOURCE = "rondo tune"
 
@@ -58,7 +59,7 @@ def tune(
     processes: Processes = 1,
 ) -> None:
     """Search one grid for several methods, on rows held out of the training rows, and write the values of each."""
-    with user_errors():
+    with user_errors(), headed(_SOURCE):
         from rondo.cli.compare import listed, numbers
         from rondo.runs.parallel import check_processes
         from rondo.tune.methods import Asked, Methods

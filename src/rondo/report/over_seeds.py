@@ -44,7 +44,8 @@ def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def run_rows(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A flat row per run, all with the same keys: label, method, seed, varied values, scores with their models,
-    measures, and numbers. ``runs``: as in ``comparison.json``."""
+    measures, and numbers. ``metric`` names the scores, and ``curve_of`` what the best, the mean of the last, the target
+    and the score at some megabytes are of. ``runs``: as in ``comparison.json``."""
     rows = []
     for run in runs:
         row = {key: run[key] for key in ("algorithm", "method", "seed", "run_dir", "rounds", "clients", "head")}
@@ -53,7 +54,7 @@ def run_rows(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             scored = run[key] or {"score": None, "model": None}
             row |= {key: scored["score"], f"{key}_model": scored["model"]}
         best = run["best"] or {"score": None, "round": None}
-        row |= {"metric": run["title"], "best": best["score"], "best_round": best["round"]}
+        row |= {"metric": run["title"], "curve_of": run["curve_of"], "best": best["score"], "best_round": best["round"]}
         rows.append(row | dict(run["measures"]) | {key: run[key] for key in _NUMBERS})
     columns = dict.fromkeys(column for row in rows for column in row)
     return [{column: row.get(column) for column in columns} for row in rows]

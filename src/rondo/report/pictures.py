@@ -187,6 +187,7 @@ def measure(before: Mapping[str, float], history: Sequence[Mapping[str, Any]], t
     points = [(x, values[name]) for x, values in measured if name in values]
     axes.plot([x for x, _ in points], [y for _, y in points], marker="o", ms=3, color="tab:blue")
     axes.set_yscale("log", nonpositive="mask")
+    _plain_ticks(axes.yaxis)
     _over_rounds(axes)
     axes.set_ylabel(_text(name.replace("_", " ")))
     axes.set_title(_text(title), loc="left")
@@ -229,15 +230,12 @@ def comparison(content: Mapping[str, Any], form: Form = "png") -> bytes:
     left.set_ylabel(_score_name(content["runs"]))
     if any(r["curve_of"] != r["primary"] for r in content["runs"]):
         left.set_yscale("log", nonpositive="mask")
+        _plain_ticks(left.yaxis)
     _over_rounds(left)
     right.set_xlabel("MB sent up and down by all clients, first contact included")
     if logarithmic:
-        from matplotlib import ticker
-
         right.set_xscale("log", nonpositive="mask")  # leaves out the score before the first round, at 0 bytes
-        right.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-        right.xaxis.set_major_formatter("{x:g}")
-        right.xaxis.set_minor_locator(ticker.NullLocator())
+        _plain_ticks(right.xaxis)
     for axes in (left, right):
         axes.grid(alpha=0.25, lw=0.5)
     left.set_title(_shared_settings(content), loc="left")
@@ -256,6 +254,18 @@ def _as_high_as_scores(axes: Any, scores: Sequence[float]) -> None:
     if len(set(scores)) > 1 and axes.get_yscale() == "linear":
         low, high = min(scores), max(scores)
         axes.set_ylim(low - 0.06 * (high - low), high + 0.06 * (high - low))
+
+
+def _plain_ticks(axis: Any) -> None:
+    """Plain numbers at the ticks of a logarithmic axis, once all lines are drawn. Matplotlib's own would read
+    9.8 x 10^-1 where the axis spans less than a decade."""
+    from matplotlib import ticker
+
+    low, high = axis.get_view_interval()
+    subs = (1,) if high > 1000 * low else (1, 2, 5)
+    axis.set_major_locator(ticker.LogLocator(subs=subs) if high > 10 * low else ticker.MaxNLocator(6))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_locator(ticker.NullLocator())
 
 
 def _over_rounds(axes: Any) -> None:
@@ -380,6 +390,7 @@ def varied(content: Mapping[str, Any]) -> bytes | None:
     axes.set_xticks(places, [f"{place:g}" for place in places])
     if any(r["curve_of"] != r["primary"] for r in content["runs"]):
         axes.set_yscale("log", nonpositive="mask")
+        _plain_ticks(axes.yaxis)
     axes.set_xlabel(key)
     axes.set_ylabel(f"final {_score_name(content['runs'])}")
     axes.set_title(_shared_settings(content), loc="left")

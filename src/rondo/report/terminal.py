@@ -98,26 +98,33 @@ def comparison_rows(content: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 def _answer_columns(content: Mapping[str, Any]) -> Iterator[str]:
-    """The columns of what is asked of each curve."""
+    """The columns of what is asked of each curve. Of a measure they name it, since there are several."""
+    of = "" if (measure := _measure_of_curves(content)) is None else f"{measure.replace('_', ' ')} "
     if content["last"] > 1:
-        yield f"mean of last {content['last']}"
+        yield f"{of}mean of last {content['last']}"
     if content["target"] is not None:
-        yield from (f"rounds to {content['target']:g}", f"sent to {content['target']:g}")
+        yield from (f"rounds to {of}{content['target']:g}", f"sent to {of}{content['target']:g}")
     if content["at_mb"] is not None:
-        yield f"at {content['at_mb']:g} MB"
+        yield f"{of}at {content['at_mb']:g} MB"
+
+
+def _measure_of_curves(content: Mapping[str, Any]) -> str | None:
+    """The measure that the curves are of; None where they are of scores."""
+    return next((run["curve_of"] for run in content["runs"] if run["curve_of"] != run["primary"]), None)
 
 
 def _answers(content: Mapping[str, Any], stats: Mapping[str, Any]) -> Iterator[str]:
     """The cells of :func:`_answer_columns`. Seeds that did not reach the target are counted, not averaged."""
+    shown = _scored if _measure_of_curves(content) is None else _measured
     if content["last"] > 1:
-        yield _of_model({**stats["mean_of_last"], "model": "global"})
+        yield shown(stats["mean_of_last"])
     if content["target"] is not None:
         rounds, sent, seeds = stats["rounds_to_target"], stats["bytes_to_target"], stats["mean_of_last"]["count"]
         some = "" if rounds["count"] in (0, seeds) else f" ({rounds['count']} of {seeds})"
         yield "-" if rounds["mean"] is None else f"{rounds['mean']:g}{some}"
         yield "-" if sent["mean"] is None else human_bytes(sent["mean"])
     if content["at_mb"] is not None:
-        yield _of_model({**stats["score_at_mb"], "model": "global"})
+        yield shown(stats["score_at_mb"])
 
 
 def _measured(value: Mapping[str, Any] | None) -> str:
@@ -151,9 +158,15 @@ def _of_model(score: Mapping[str, Any]) -> str:
     """Mean over seeds, standard deviation if there is one, and model unless global: "0.750 ± 0.010 personal"."""
     if score["mean"] is None:
         return "-"
-    deviation = "" if score["sd"] is None else f" ± {score['sd']:.3f}"
     model = "" if score["model"] in ("global", "fine-tuned") else f" {score['model']}"
-    return f"{score['mean']:.3f}{deviation}{model}"
+    return _scored(score) + model
+
+
+def _scored(score: Mapping[str, Any]) -> str:
+    """Mean over seeds, and standard deviation if there is one: "0.750 ± 0.010"."""
+    if score["mean"] is None:
+        return "-"
+    return f"{score['mean']:.3f}" + ("" if score["sd"] is None else f" ± {score['sd']:.3f}")
 
 
 def summary_title(summary: Mapping[str, Any]) -> str:

@@ -37,6 +37,11 @@ class Contrast(Section):
     source: str
     """The place in the paper, and the numbers of the difference."""
 
+    @property
+    def arms(self) -> list[str]:
+        """The arms that it names, each once."""
+        return list(dict.fromkeys([*self.plus, *self.minus]))
+
 
 class Bound(Section):
     """One claim as a number: a bound that every run of an arm keeps, or that the mean of its runs keeps."""
@@ -69,6 +74,11 @@ class Bound(Section):
         if self.factor is not None and (self.of == "mean" or self.less is not None):
             raise ValueError("a factor is one of every run of an arm: leave out of and less")
         return self
+
+    @property
+    def arms(self) -> list[str]:
+        """The arms that it names."""
+        return [self.arm] if self.less is None else [self.arm, self.less]
 
 
 class Entry(Section):
@@ -115,9 +125,7 @@ class Entry(Section):
     def _arms_are_there(self) -> Self:
         if not self.claims:
             raise ValueError("an entry has contrasts, bounds or both")
-        named = {arm for c in self.contrasts for arm in (*c.plus, *c.minus)} | {
-            arm for bound in self.bounds for arm in (bound.arm, bound.less) if arm is not None
-        }
+        named = {arm for claim in self.claims for arm in claim.arms}
         for table, arms in (("claims name", named), ("tuned names", self.tuned.keys())):
             if unknown := arms - self.arms.keys():
                 raise ValueError(f"{table} arms that are not there: {', '.join(sorted(unknown))}")

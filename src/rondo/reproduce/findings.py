@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rondo.reproduce.entry import Bound, Contrast, Entry
@@ -33,10 +33,15 @@ class Decided:
 
 @dataclass(frozen=True)
 class Finding(Decided):
-    """A claim with its numbers at equal rounds. ``equal_bytes``: a contrast's where every run of the claim has sent no
-    more than the least of them in all; None without a value by then, and of a bound."""
+    """A claim with its numbers at the end of each run.
+
+    - ``rounds``: after how many the runs of each of its arms end (:func:`ended`).
+    - ``equal_bytes``: a contrast's where no client of the claim's runs has, in the mean over a run's clients, sent and
+      received more than those of the most frugal run do in all; None without a value by then, and of a bound.
+    """
 
     of: Contrast | Bound
+    rounds: Mapping[str, str]
     equal_bytes: Decided | None
 
 
@@ -48,14 +53,21 @@ def findings(trials: Trials) -> list[Finding]:
     seeds = [seed for seed in entry.seeds if all((arm, seed) in runs for arm in entry.arms)]
     if not seeds:
         return []
+    rounds = {arm: ended(curves[arm, seed] for seed in seeds) for arm in entry.arms}
     stopped = {key for key, trial in runs.items() if trials.has_stopped(trial)}
-    at_rounds = _decided(entry, [Paired.of(_numbers(claim, entry, curves, seeds)) for claim in entry.claims])
+    at_end = _decided(entry, [Paired.of(_numbers(claim, entry, curves, seeds)) for claim in entry.claims])
     at_bytes = _decided(entry, [_at_equal_bytes(claim, entry, curves, seeds, stopped) for claim in entry.claims])
     return [
-        Finding(of_rounds.paired, of_rounds.p, of_rounds.verdict, claim, of_bytes)
-        for claim, of_rounds, of_bytes in zip(entry.claims, at_rounds, at_bytes, strict=True)
-        if of_rounds is not None
+        Finding(of_end.paired, of_end.p, of_end.verdict, claim, {arm: rounds[arm] for arm in claim.arms}, of_bytes)
+        for claim, of_end, of_bytes in zip(entry.claims, at_end, at_bytes, strict=True)
+        if of_end is not None
     ]
+
+
+def ended(curves: Iterable[Curve]) -> str:
+    """The rounds after which an arm's runs have their last values: ``"30"``, or ``"12 to 30"`` where one stopped."""
+    rounds = sorted({curve.rounds[-1] for curve in curves})
+    return " to ".join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))
 
 
 def finished(trials: Trials) -> list[Trial]:
@@ -98,7 +110,7 @@ def _at_equal_bytes(
         return None
     differences = []
     for seed in seeds:
-        keys = [(arm, seed) for arm in (*claim.plus, *claim.minus)]
+        keys = [(arm, seed) for arm in claim.arms]
         # A run that could not finish does not cut the others short.
         least = min(curves[key].bytes[-1] for key in ([key for key in keys if key not in stopped] or keys))
         values = {key: curves[key].until(bytes=least).values for key in keys}

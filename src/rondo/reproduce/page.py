@@ -5,21 +5,28 @@ from __future__ import annotations
 import json
 import platform
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from rondo.report import pictures
+from rondo.report.terminal import human_bytes
 from rondo.reproduce.entry import Bound, Contrast, Entry
-from rondo.reproduce.findings import Decided, Finding, findings, finished
-from rondo.reproduce.paired import Paired
+from rondo.reproduce.findings import Decided, Finding, ended, findings, finished
+from rondo.reproduce.paired import Paired, one_value
 from rondo.reproduce.trials import Trials
+from rondo.reproduce.verdict import Verdict
 from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory
 from rondo.tune.trial import Curve
 
 _FACTS = "facts"
 """The folder of the facts from which the page of all is made, a file per entry."""
+_LEAST_P = 1e-12
+"""Below it a probability is what is left of one less another, near one, and none of its digits count."""
+_UNDECIDED = ("-", "**open**: no seed has all runs yet", "-", "-", 0)
+"""The cells of a claim without a seed whose runs are all there."""
 
 
 def write(trials: Trials, pages: Path) -> list[Finding]:
@@ -44,7 +51,7 @@ def shown(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}" if 1 <= abs(value) < 1e4 else f"{value:.3g}"
 
 
-def _page(trials: Trials, of_claims: Iterable[Finding], curves: Mapping[str, list[Curve]]) -> str:
+def _page(trials: Trials, of_claims: Sequence[Finding], curves: Mapping[str, list[Curve]]) -> str:
     entry = trials.entry
     lines = [
         f"# {entry.title}",
@@ -56,33 +63,24 @@ def _page(trials: Trials, of_claims: Iterable[Finding], curves: Mapping[str, lis
         f"Score: `{entry.metric}`{', its decimal logarithm' if entry.log10 else ''}"
         + _taken(entry)
         + f". Seeds {_listed(entry.seeds)}; differences are paired by seed, intervals are of 95 % (Student's t), p is "
-        "corrected by Holm for the claims of this page. At equal bytes, each run is scored when it has sent what the "
-        "run that sends least sends in all.",
+        "corrected by Holm for the claims of this page. Where the runs of a claim end after different numbers of "
+        "rounds, each arm's is given. At equal bytes per client, a run is scored when its clients, in the mean, have "
+        "sent and received what those of the most frugal run do in all.",
         "",
-        "| claim | paper | at equal rounds | verdict | at equal bytes | verdict | seeds |",
-        "|---|---|---|---|---|---|---|",
+        "| claim | paper | what counts | at the end of each run | verdict | at equal bytes per client | verdict | "
+        "seeds |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    for finding in of_claims:
-        claim, number = finding.of, _paper(finding.of, entry)
-        paper = claim.source if number is None else f"{number} ({claim.source})"
-        at_bytes = _cells(claim, finding.equal_bytes, trials)
-        lines.append(
-            _row(claim.claim, paper, *_cells(claim, finding, trials), *at_bytes, len(finding.paired.differences))
-        )
-    lines += [
-        "",
-        "| arm | score, mean and deviation | its change over the last tenth of the rounds | seeds | MB sent in all | "
-        "tuned |",
-        "|---|---|---|---|---|---|",
-    ]
-    for arm, of_arm in curves.items():
-        scores = _spread([entry.score.of_values(curve.values) for curve in of_arm])
-        changes = _spread([entry.score.late_change(curve) for curve in of_arm], sign="+")
-        tuned = ", ".join(f"{key} = {value}" for key, value in trials.tuned(arm).items()) or "-"
-        megabytes = statistics.fmean(curve.bytes[-1] for curve in of_arm) / 1e6
-        lines.append(_row(arm, scores, changes, len(of_arm), f"{megabytes:.3g}", tuned))
+    for claim, finding in zip_longest(entry.claims, of_claims):
+        numbers = (*_cells(finding, trials), len(finding.paired.differences)) if finding else _UNDECIDED
+        lines.append(_row(claim.claim, _paper(claim, entry), _counts(claim), *numbers))
     if curves:
         lines += [
+            "",
+            "| arm | score, mean and deviation | change of the values over the last tenth of the rounds | seeds | "
+            "rounds | clients | up and down per client | tuned |",
+            "|---|---|---|---|---|---|---|---|",
+            *(_arm(trials, arm, of_arm) for arm, of_arm in curves.items()),
             "",
             f"![Scores over rounds]({trials.name}.png)",
             "",
@@ -93,7 +91,7 @@ def _page(trials: Trials, of_claims: Iterable[Finding], curves: Mapping[str, lis
         grid = "; ".join(f"{key}: {_listed(values)}" for key, values in entry.tuning.grid.items())
         share = entry.tuning.held_out
         rows = f"on {100 * share:g} % of the training rows, held out" if share else "scored as the runs are"
-        lines += ["", f"Every arm was tuned over {grid}, by the seeds {_listed(entry.tuning.seeds)}, {rows}."]
+        lines += ["", f"Every arm is tuned over {grid}, by the seeds {_listed(entry.tuning.seeds)}, {rows}."]
         edges = {arm: entry.tuning.at_edge(trials.tuned(arm)) for arm in curves}
         if at_edge := [f"{arm} ({_listed(keys)})" for arm, keys in edges.items() if keys]:
             lines += ["", f"At an edge of the grid, so that a wider one may suit them better: {', '.join(at_edge)}."]
@@ -112,8 +110,28 @@ def _taken(entry: Entry) -> str:
     return over + (f", the mean of the last {entry.last}" if entry.last > 1 else ", after the last round")
 
 
-def _paper(claim: Contrast | Bound, entry: Entry) -> str | None:
-    """The paper's number."""
+def _arm(trials: Trials, arm: str, of_arm: Sequence[Curve]) -> str:
+    """The line of an arm."""
+    score = trials.entry.score
+    return _row(
+        arm,
+        _spread([score.of_values(curve.values) for curve in of_arm]),
+        _spread([score.late_change(curve) for curve in of_arm], sign="+"),
+        len(of_arm),
+        ended(of_arm),
+        of_arm[0].clients,
+        human_bytes(statistics.fmean(curve.bytes[-1] for curve in of_arm)),
+        ", ".join(f"{key} = {value}" for key, value in trials.tuned(arm).items()) or "-",
+    )
+
+
+def _paper(claim: Contrast | Bound, entry: Entry) -> str:
+    """The paper's number, if it has one, with its source."""
+    number = _number(claim, entry)
+    return claim.source if number is None else f"{number} ({claim.source})"
+
+
+def _number(claim: Contrast | Bound, entry: Entry) -> str | None:
     if isinstance(claim, Contrast):
         return None if claim.paper is None else shown(claim.paper)
     if claim.factor is not None:
@@ -125,6 +143,26 @@ def _paper(claim: Contrast | Bound, entry: Entry) -> str | None:
     return f"{stated} in the mean" if claim.of == "mean" else stated
 
 
+def _counts(claim: Contrast | Bound) -> str:
+    """What would have a claim hold."""
+    if isinstance(claim, Bound):
+        return "every run keeps it" if claim.of == "runs" else "the mean is significantly within"
+    if claim.paper is None:
+        return "significantly above zero, in direction only"
+    return f"significantly above zero, and at least {shown(claim.paper / 2)}"
+
+
+def at_end(finding: Finding, trials: Trials) -> str:
+    """The mean of a claim's numbers at the end of each run, and the rounds of each arm where they are not the same."""
+    return here(finding.of, finding, trials) + _rounds(finding)
+
+
+def _rounds(finding: Finding) -> str:
+    if len({*finding.rounds.values()}) == 1:
+        return ""
+    return f" (rounds: {_listed(f'{arm} {rounds}' for arm, rounds in finding.rounds.items())})"
+
+
 def here(claim: Contrast | Bound, decided: Decided, trials: Trials) -> str:
     """The mean of a claim's numbers with its 95 % interval; of a bound in the unit of the metric."""
     in_scores = isinstance(claim, Bound) and claim.of == "mean"
@@ -133,14 +171,25 @@ def here(claim: Contrast | Bound, decided: Decided, trials: Trials) -> str:
     return f"{mean} [{', '.join(ends)}]" if ends else mean
 
 
-def _cells(claim: Contrast | Bound, decided: Decided | None, trials: Trials) -> tuple[str, str]:
-    """The cells of a claim's numbers and of their verdict."""
-    if decided is None:
-        return "-", "-" if isinstance(claim, Bound) else "a run has no score at so few bytes"
-    verdict = decided.verdict
+def _cells(finding: Finding, trials: Trials) -> tuple[str, str, str, str]:
+    """The cells of a claim's numbers and of their verdict, at the end and at equal bytes."""
+    of_end = (here(finding.of, finding, trials) + _p(finding) + _rounds(finding), _said(finding.verdict))
+    if (of_bytes := finding.equal_bytes) is None:
+        return *of_end, "-", "-" if isinstance(finding.of, Bound) else "a run has no score at so few bytes"
+    return *of_end, here(finding.of, of_bytes, trials) + _p(of_bytes), _said(of_bytes.verdict)
+
+
+def _p(decided: Decided) -> str:
+    if decided.p is None:
+        return ""
+    if one_value(decided.paired.differences):
+        return ", the same for all seeds"
+    return f", p < {_LEAST_P:g}" if decided.p < _LEAST_P else f", p = {decided.p:.2g}"
+
+
+def _said(verdict: Verdict) -> str:
     more = f"; {verdict.seeds} seeds would decide" if verdict.seeds is not None else ""
-    p = "" if decided.p is None else f", p = {decided.p:.2g}"
-    return f"{here(claim, decided, trials)}{p}", f"**{verdict.word}**: {verdict.reason}{more}"
+    return f"**{verdict.word}**: {verdict.reason}{more}"
 
 
 def _spread(values: Iterable[float | None], sign: str = "") -> str:
@@ -157,7 +206,13 @@ def _made(trials: Trials) -> str:
     """Machine, versions and cost."""
     runs = finished(trials)
     if not runs:
-        return f"No run is there yet; all of them take about {trials.seconds() / 3600:.1f} h on two cores."
+        hours = f"about {trials.seconds() / 3600:.1f} h on two cores"
+        if not (tried := trials.tried()):
+            return f"No run is there yet; all of them take {hours}."
+        return (
+            f"No run that counts is there yet, only trials of the tuning: {tried}, in {trials.spent() / 3600:.2f} h. "
+            f"What is missing takes {hours}."
+        )
     manifest = RunDirectory(runs[0].folder).manifest()
     versions = ", ".join(f"{name} {version}" for name, version in sorted(manifest["versions"].items()))
     left = (
@@ -169,22 +224,18 @@ def _made(trials: Trials) -> str:
     )
 
 
-def _facts(trials: Trials, of_claims: Iterable[Finding]) -> dict[str, Any]:
+def _facts(trials: Trials, of_claims: Sequence[Finding]) -> dict[str, Any]:
     entry = trials.entry
-    claims = [
-        {
-            "claim": finding.of.claim,
-            "paper": _paper(finding.of, entry) or "no number",
-            "here": here(finding.of, finding, trials),
+    claims: list[dict[str, Any]] = [{"claim": claim.claim, "paper": _paper(claim, entry)} for claim in entry.claims]
+    for claim, finding in zip(claims, of_claims, strict=False):
+        claim |= {
+            "here": at_end(finding, trials),
             "seeds": len(finding.paired.differences),
             "verdict": finding.verdict.word,
-            "equal_bytes": "-" if finding.equal_bytes is None else finding.equal_bytes.verdict.word,
+            "equal_bytes_per_client": "-" if finding.equal_bytes is None else finding.equal_bytes.verdict.word,
         }
-        for finding in of_claims
-    ]
-    open_claims = [] if claims else [{"claim": c.claim, "paper": _paper(c, entry) or "no number"} for c in entry.claims]
     hours = (trials.spent(), trials.seconds() if trials.missing() else 0.0)
-    return {"paper": entry.paper, "item": entry.item, "claims": claims or open_claims, "seconds": hours}
+    return {"paper": entry.paper, "item": entry.item, "claims": claims, "seconds": hours}
 
 
 def _index(pages: Path) -> str:
@@ -194,10 +245,11 @@ def _index(pages: Path) -> str:
         "Each by its own command, with what would count written before the runs. A difference is held against half of",
         "the paper's: significantly above zero and at least the half *holds*, above zero only *holds in direction*;",
         "where the interval excludes the half it is *refuted*, and the rest is *open*. A bound *holds* if every run",
-        "keeps it, or their mean significantly, and one run that breaks a bound on every run refutes it.",
+        "keeps it, or their mean significantly, and one run that breaks a bound on every run refutes it. Numbers are",
+        "those at the end of each run, with the rounds of each arm where they differ.",
         "",
-        "| paper | claim | paper's difference or bound | here | seeds | verdict | at equal bytes | "
-        "hours spent, missing | command |",
+        "| paper | claim | paper's difference or bound | at the end of each run | seeds | verdict | "
+        "at equal bytes per client | hours spent, missing | command |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for file in sorted((pages / _FACTS).glob("*.json")):
@@ -212,7 +264,7 @@ def _index(pages: Path) -> str:
                     claim.get("here", "-"),
                     claim.get("seeds", 0),
                     claim.get("verdict", "open"),
-                    claim.get("equal_bytes", "-"),
+                    claim.get("equal_bytes_per_client", "-"),
                     f"{spent}, {missing}",
                     f"`rondo reproduce {file.stem}`",
                 )

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from rondo.report.student import LEVEL, quantile, within
 
+_ROUNDING = 1e-9
+"""The largest relative difference of two results of one calculation: in float64 some 1e-15, times hundreds of steps."""
+
 
 @dataclass(frozen=True)
 class Paired:
@@ -37,6 +40,11 @@ class Paired:
         half = quantile(LEVEL, count - 1) * error
         p = (1.0 if mean == 0 else 0.0) if error == 0 else 1 - within(abs(mean) / error, count - 1)
         return Paired(tuple(differences), mean, sd, (mean - half, mean + half), p)
+
+
+def one_value(values: Sequence[float]) -> bool:
+    """Whether several values are one but for rounding: then their number says nothing."""
+    return len(values) > 1 and all(math.isclose(value, values[0], rel_tol=_ROUNDING) for value in values)
 
 
 def holm(probabilities: Sequence[float]) -> list[float]:

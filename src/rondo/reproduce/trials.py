@@ -32,7 +32,7 @@ class Trials(Runs):
         for file, where in entry.files.items():
             if not (data / file).exists():
                 message = f"{name} needs {file!r}, which is not in {str(data)!r}; it is to be had from {where}"
-                raise ConfigError.at("--data", message, "rondo reproduce")
+                raise ConfigError.at("--data", message)
 
     def missing(self) -> list[Trial]:
         """The runs to make next: those of the tuning until every arm is tuned, then one per arm and seed."""
@@ -74,6 +74,10 @@ class Trials(Runs):
     def spent(self) -> float:
         """Seconds of all runs that are there, tuning included."""
         return math.fsum(self.took())
+
+    def tried(self) -> int:
+        """The trials of the tuning that are finished."""
+        return len(list((self.folder / "tuning").glob("*/summary.json")))
 
     def curve(self, trial: Trial) -> Curve:
         """The values of a run that is done. Raises :class:`ConfigError` if its record has none."""

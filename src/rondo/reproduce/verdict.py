@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rondo.report.student import LEVEL, quantile
-from rondo.reproduce.paired import Paired
+from rondo.reproduce.paired import Paired, one_value
 
 Word = Literal["holds", "holds in direction", "refuted", "open"]
 
@@ -56,12 +56,16 @@ def judge(paired: Paired, p: float, paper: float | None) -> Verdict:
 def judge_runs(values: Sequence[float], low: float, high: float) -> Verdict:
     """Hold the values of runs, one each, against bounds that every run should keep.
 
-    None outside: *holds*, with the share of runs that may yet break it, at 95 %. One outside refutes it.
+    None outside: *holds*, with the share of runs that may yet break it, at 95 %. One outside refutes it. Where seeds
+    change no value, the runs are one observation, and no share follows from their number.
     """
+    once = "; the values differ by rounding, so all runs are one observation" if one_value(values) else ""
     outside = [value for value in values if not low <= value <= high]
     if outside:
         worst = max(outside, key=lambda value: max(low - value, value - high))
-        return Verdict("refuted", f"broken in {len(outside)} of {len(values)} runs, at worst with {worst:.4g}")
+        return Verdict("refuted", f"broken in {len(outside)} of {len(values)} runs, at worst with {worst:.4g}{once}")
+    if once:
+        return Verdict("holds", f"kept in all {len(values)} runs{once}")
     share = 1 - (1 - LEVEL) ** (1 / len(values))
     return Verdict("holds", f"kept in all {len(values)} runs, so at 95 % in more than {1 - share:.0%} of such runs")
 

@@ -97,7 +97,7 @@ class _Claim(_Shape):
     here: str = "-"
     seeds: int = 0
     verdict: str = "open"
-    equal_bytes: str = "-"
+    equal_bytes_per_client: str = "-"
 
 
 class _Facts(_Shape):
@@ -216,7 +216,7 @@ def claims(paths: Sequence[Path]) -> list[Claim]:
             content = _checked(facts.parent, facts.name, facts.read_bytes(), _Facts)
             source = f"{content['paper']}, {content['item']}"
             for claim in map(_Claim.model_validate, content["claims"]):
-                numbers = (claim.paper, claim.here, claim.seeds, claim.verdict, claim.equal_bytes)
+                numbers = (claim.paper, claim.here, claim.seeds, claim.verdict, claim.equal_bytes_per_client)
                 decided.append(Claim(folder.name, source, claim.claim, *numbers))
     return decided
 

@@ -77,17 +77,22 @@ class Trial:
 
 @dataclass(frozen=True)
 class Curve:
-    """A run's values of the metric: rounds that are done, bytes sent so far in both directions, value. A measure has
-    one before the first round too."""
+    """A run's values of the metric: rounds that are done, bytes per client so far, value. A measure has one before the
+    first round too.
+
+    ``bytes``: up and down, the mean over all clients of the run, those that were never drawn among them: the sum over
+    clients would grow with their number, whatever each of them sends.
+    """
 
     rounds: list[int]
-    bytes: list[int]
+    bytes: list[float]
     values: list[float]
+    clients: int = 1
 
     def until(self, *, rounds: float = math.inf, bytes: float = math.inf) -> Curve:
         """The part with no more than so many rounds and bytes."""
         count = sum(r <= rounds and b <= bytes for r, b in zip(self.rounds, self.bytes, strict=True))
-        return Curve(self.rounds[:count], self.bytes[:count], self.values[:count])
+        return Curve(self.rounds[:count], self.bytes[:count], self.values[:count], self.clients)
 
     def largest_factor(self) -> float:
         """The largest ratio of a value to the one before; 0 of a single value."""
@@ -114,8 +119,11 @@ class Score:
     def curve(self, trial: Trial) -> Curve:
         """The values of a run that is done. Raises :class:`ConfigError` if its record has none, or one without the
         logarithm that is asked for."""
-        directory, curve, total = RunDirectory(trial.folder), Curve([], [], []), 0
-        before = directory.read("summary.json")["measures"]["before"] if directory.finished else {}
+        directory, total = RunDirectory(trial.folder), 0
+        summary = directory.read("summary.json") if directory.finished else None
+        before = {} if summary is None else summary["measures"]["before"]
+        clients = len(directory.read("partition.json")["clients"]) if summary is None else summary["clients"]
+        curve = Curve([], [], [], clients)
         start = {"round": -1, "bytes_up": 0, "bytes_down": 0, "scores": {}, "measures": before}
         for record in [start, *directory.rounds()]:
             done = record["round"] + 1
@@ -127,7 +135,7 @@ class Score:
                 message = f"{self.metric} is {value} after {done} rounds of {trial.folder.name}"
                 raise ConfigError.at("log10", f"{message}, which has no logarithm: make fewer rounds", str(trial))
             curve.rounds.append(done)
-            curve.bytes.append(total)
+            curve.bytes.append(total / clients)
             curve.values.append(value)
         if curve.rounds in ([], [0]):
             where = " on rows held out" if trial.held_out else ""
@@ -145,9 +153,10 @@ class Score:
         return min(scored) if self.take == "smallest" else statistics.fmean(scored[-self.last :])
 
     def late_change(self, curve: Curve) -> float | None:
-        """The change of the score over the last tenth of the rounds; None without a value before it."""
-        before = curve.until(rounds=0.9 * curve.rounds[-1])
-        return self.of_values(curve.values) - self.of_values(before.values) if before.values else None
+        """The change of the values over the last tenth of the rounds; None without one before it. That of a score which
+        is a mean of many values, or their smallest, would be small of any curve."""
+        before = curve.until(rounds=0.9 * curve.rounds[-1]).values
+        return self.scaled(curve.values[-1]) - self.scaled(before[-1]) if before else None
 
     def scaled(self, value: float) -> float:
         """A value, or its logarithm if scores are such."""

@@ -77,7 +77,7 @@ class Recorded:
 @dataclass(frozen=True)
 class Claim:
     """A claim of a paper that runs of ``rondo reproduce`` decide: the paper's number, the number of these runs with its
-    95 % interval, and the verdicts at equal rounds and at equal bytes."""
+    95 % interval, and the verdicts at the end of each run and at equal bytes per client."""
 
     entry: str
     paper: str

@@ -175,7 +175,8 @@ def claims(decided: Sequence[Claim]) -> Html:
         [c.claim, c.paper, c.published, c.here, str(c.seeds), tag("strong", c.verdict), c.at_equal_bytes]
         for c in decided
     ]
-    columns = ("claim", "paper", "published", "here [95 % interval]", "seeds", "verdict", "at equal bytes")
+    here = ("at the end of each run [95 % interval]", "seeds", "verdict", "at equal bytes per client")
+    columns = ("claim", "paper", "published", *here)
     return table(columns, rows, caption="Published numbers, and what these runs say", numbers=False)
 
 
