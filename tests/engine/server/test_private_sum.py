@@ -286,9 +286,10 @@ def test_clients_that_come_later_make_no_earlier_sum_cheaper() -> None:
 
 def test_upload_that_cannot_be_added_counts_as_zero() -> None:
     """A round that stopped at it would tell who was in it."""
-    other = Upload(CLIENTS[0], {"a": torch.ones(3), "b": torch.ones(SIZE // 2)}, 1.0)
-    with_, without = make(), make()
-    assert published(with_, [other, upload(CLIENTS[1], 0.5)]).equal(published(without, [upload(CLIENTS[1], 0.5)]))
+    good, whole = upload(CLIENTS[1], 0.5), torch.ones(SIZE // 2)
+    for tensor in (torch.ones(3), whole * math.inf):
+        bad = Upload(CLIENTS[0], {"a": tensor, "b": whole}, 1.0)
+        assert published(make(), [bad, good]).equal(published(make(), [good]))
 
 
 def test_budget_is_exhausted_before_it_is_exceeded() -> None:

@@ -80,9 +80,9 @@ class PrivateSum:
         for upload in uploads:
             try:
                 change = changes.of(algorithm.expand(state, upload))
+                inside = clipped(change, bound)
             except ValueError:  # as from a client that failed: a round that stopped here would tell of it
                 continue
-            inside = clipped(change, bound)
             total += inside
             bits += 0.5 if inside is change else -0.5
         return total if self._adaptive is None else torch.cat([total, total.new_tensor([bits])])
