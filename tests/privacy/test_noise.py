@@ -26,6 +26,16 @@ def test_noise_is_gaussian() -> None:
     assert distance < 1.95 / math.sqrt(1_000_000)
 
 
+def test_numbers_of_one_sum_are_independent() -> None:
+    """Neighbours, numbers further apart, and their squares: Box and Muller's transform makes pairs, of which one is
+    taken."""
+    drawn = noise(200_000)
+    for numbers in (drawn, drawn.square() - 1):
+        unit = numbers / numbers.norm()
+        lags = torch.stack([(unit[lag:] * unit[:-lag]).sum() for lag in (1, 2, 3, 8, 1_000, 100_000)])
+        assert float(lags.abs().max()) < 5 / math.sqrt(200_000)
+
+
 def test_noise_is_scaled() -> None:
     zero = torch.zeros(50, dtype=torch.float64)
     torch.testing.assert_close(noised(zero, 2.5, KEY, 0), 2.5 * noise(50))

@@ -100,14 +100,14 @@ def noise_of_other_sums_of_an_attempt_is_other_noise(kind: type[PrivateSum]) -> 
 def sample_follows_from_the_key_alone(kind: type[PrivateSum]) -> None:
     def drawn(key: bytes) -> list[list[str]]:
         private = make(kind, key)
-        return [[c.id for c in private.sample(CLIENTS, round_of(attempt))] for attempt in range(50)]
+        return [[c.id for c in private.sample(CLIENTS, round_of(attempt))] for attempt in range(400)]
 
     one = drawn(bytes(32))
     assert one == drawn(bytes(32))
     assert one != drawn(bytes([1] * 32))
     counts = torch.tensor([float(len(ids)) for ids in one])
-    assert abs(float(counts.mean()) - 20) < 4 * math.sqrt(16 / 50)
-    assert float(counts.std()) > 2
+    assert abs(float(counts.mean()) - 20) < 4 * math.sqrt(16 / 400)
+    assert abs(float(counts.var()) - 16) < 4 * 16 * math.sqrt(2 / 399)
 
 
 def adaptive_clip_has_its_noise_in_the_account(kind: type[PrivateSum]) -> None:
