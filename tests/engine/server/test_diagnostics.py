@@ -89,7 +89,7 @@ def play(
     steps: int = 3,
     partial: bool = False,
 ) -> Iterator[Played]:
-    """``make``: the network; without factors all of its tensors count, else those below the head."""
+    """``make``: the network; all of its tensors count, but beside factors a head alone does not."""
     problem = make(3, clients=len(ranks))
     people = [replace(c, rank=r) for c, r in zip(problem.clients, ranks, strict=True)]
     sites = {p: Site(p, "linear", w.shape, problem.rank, w.scale, 0.0) for p, w in problem.weights.items()}
@@ -100,7 +100,8 @@ def play(
 
     def dense(seen: Params, base: Any) -> dict[str, np.ndarray]:
         changes = problem.changes(seen, base)
-        sent = {n for n in held if whole(n) and not buffer(n) and not (head(n) and (sites or n in own_head))}
+        sent = {n for n in held if whole(n) and not buffer(n) and n not in own_head}
+        sent = {n for n in sent if not sites or not all(head(m) for m in sent)}
         kept = {n: t for n, t in changes.items() if n in sites or n in sent}
         return {n: (t - problem.params[n] if n in problem.params else t).numpy() for n, t in kept.items()}
 

@@ -1,9 +1,10 @@
 """A round's effect on the model, measured by the server on the uploads: in float64, and on factors where there are.
 
 Norms are Frobenius norms of all modules together, squared and summed over modules. The modules are the adapted ones and
-the tensors below the head that are trained whole; where no layer is adapted, the head's tensors too, unless clients
-keep them (FedLoRU's Figure 8 has all weights as one vector). Statistics do not count. Every matrix is a change of the
-frozen weights since the run's start, of shape (out, in), and includes the change of the base:
+the tensors that are trained whole: the head's too, unless clients keep them, or it is all that is trained whole beside
+factors. So methods that train all weights are compared on all of them, whichever are factors (FedLoRU's Figure 8 has all
+weights as one vector). Statistics do not count. Every matrix is a change of the frozen weights since the run's start, of
+shape (out, in), and includes the change of the base:
 
 - G, N: the models that the server sends before and after the round, to a newcomer (at full rank; for personal methods,
   the cold-start model).
@@ -132,9 +133,10 @@ def measure(
     """The numbers above, for the round in which ``uploads`` took the server's state from ``before`` to ``after``.
     ``initial``: the tensors that clients train, at the run's start; those trained whole are compared with them."""
     old, new = _sent(algorithm, before, round), _sent(algorithm, after, _next(round))
-    counted = (body if sites else whole) & ~buffer
     own_head = pick(algorithm.local_init(old.shared, _NEWCOMER), head)
-    whole_names = tuple(n for n in pick(old.shared.params, counted) if n in initial and n not in own_head)
+    whole_names = tuple(n for n in pick(old.shared.params, whole & ~buffer) if n in initial and n not in own_head)
+    if sites and not any(map(body, whole_names)):
+        whole_names = ()
     numbers: Diagnostics = dict.fromkeys(KEYS)
     numbers |= {f"drift_{part}": _drift(*_of_part(old, new, sites, part)) for part in "AB"}
     numbers |= {f"angle_{part}": _angle(*_of_part(old, new, sites, part), part) for part in "AB"}
