@@ -152,3 +152,24 @@ def test_every_entry_that_comes_with_rondo_is_whole(name: str) -> None:
         points = {} if entry.tuning is None else {key: values[0] for key, values in entry.tuning.grid.items()}
         entry.run(arm, entry.seeds[0], Path("data"), points, check=False)
     assert len(entry.seeds) >= 5
+
+
+@pytest.mark.parametrize("name", entries.names())
+def test_mean_of_last_scores_is_of_the_end_of_training(name: str) -> None:
+    """``last`` counts scores, which are as many rounds apart as the arm's configuration says."""
+    entry = entries.read(name)
+    if "the mean of all rounds" in entry.differs:
+        return
+    kind = entry.metric.partition(".")[0]
+    points = {} if entry.tuning is None else {key: values[0] for key, values in entry.tuning.grid.items()}
+    for arm in entry.arms:
+        run = entry.run(arm, entry.seeds[0], Path("data"), points, check=False)
+        apart = {
+            "global": run.evaluation.every,
+            "personal": run.evaluation.clients_every,
+            "own": run.evaluation.clients_every,
+            "diagnostics": run.evaluation.diagnostics_every,
+            "measures": entry.every,
+        }[kind]
+        assert isinstance(apart, int)
+        assert (entry.last - 1) * apart < run.rounds / 2, arm
