@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rondo.cli import app
+from rondo.config.papers.rows import SETTINGS
 from rondo.errors import ConfigError
 from rondo.reproduce import entry as entries
 from rondo.reproduce.findings import findings
@@ -173,3 +174,13 @@ def test_mean_of_last_scores_is_of_the_end_of_training(name: str) -> None:
         }[kind]
         assert isinstance(apart, int)
         assert (entry.last - 1) * apart < run.rounds / 2, arm
+
+
+@pytest.mark.parametrize("paper", ["FedRep", "FLoRG", "RoLoRA"])
+def test_clients_weigh_as_in_the_papers_settings(paper: str) -> None:
+    """FedLoRU's clients weigh by their rows; those of its entries have equally many."""
+    stated = {s.keys["clients.weighting"] for name, s in SETTINGS.items() if name.startswith(f"{paper.lower()}/")}
+    of_paper = {name: entry for name in entries.names() if (entry := entries.read(name)).paper == paper}
+    assert {
+        n for n, e in of_paper.items() for arm in e.arms if e.tree(arm)["clients"]["weighting"] not in stated
+    } == set()
