@@ -129,6 +129,7 @@ IMAGES = tuple(name for name in SETTINGS if name.startswith("fedloru/") and name
 NON_IID = ("fedloru/fashion-mnist-non-iid", "fedloru/cifar10-non-iid", "fedloru/cifar100-non-iid")
 ALPACA = ("fedloru/alpaca",)
 TENTH = tuple(name for name in IMAGES if name.endswith("-tenth"))
+ALL_RANKS = tuple(name for name in IMAGES if name.endswith("-all-ranks"))
 NO_ROW, IN_COMPARE, IN_TEXT = "no row has it", "an option of rondo compare", "in the text of the file"
 
 HYPERPARAMETERS: dict[tuple[str, str, str], Any] = {
@@ -186,7 +187,7 @@ HYPERPARAMETERS: dict[tuple[str, str, str], Any] = {
     ("fedloru", "vision", "optimizer"): (IMAGES, "train.momentum", 0.9),
     ("fedloru", "vision", "learning_rate_grid"): (IMAGES, IN_TEXT, "the best of 0.3, 0.2, 0.1, 0.05 and 0.01"),
     ("fedloru", "vision", "lr_schedule"): (IMAGES, IN_TEXT, "falls to a rate of 0.001 in 50 or all rounds"),
-    ("fedloru", "vision", "ranks"): (IMAGES[:8], IN_TEXT, "adapter.r=16,32,64,128"),
+    ("fedloru", "vision", "ranks"): (ALL_RANKS, "ranks", [16, 32, 64, 128]),
     ("fedloru", "vision", "factorised"): (IMAGES, "adapter.target_modules", ".*layer[1-4].*conv[12]"),
     ("fedloru", "vision", "accumulation_cycle_grid"): (IMAGES[:8], IN_TEXT, "algorithm.tau=20,30,40,50,60,70,80"),
     ("fedloru", "vision", "dirichlet_psi"): (NON_IID, "partition.alpha", 0.5),
@@ -247,6 +248,10 @@ def value(name: str, key: str, wanted: Any) -> Any:
         return keys["clients.per_round"] / keys["partition.clients"]
     if key == "scale":
         return keys["adapter.lora_alpha"] / keys["adapter.r"]
+    if key == "ranks":
+        return sorted(
+            {v for k, v in keys.items() if k == "adapter.r" or re.fullmatch(r"methods\.fedloru:\d+\.adapter\.r", k)}
+        )
     if key == IN_TEXT:
         text = re.sub(r"\s*\n#?\s+", " ", writer.text(name))
         return wanted if wanted in text else text
@@ -273,7 +278,7 @@ def test_every_published_hyperparameter_is_that_of_the_files(name: str) -> None:
 @pytest.mark.parametrize(
     ("paper", "digest"),
     [
-        ("fedloru", "fe6238884254426c"),
+        ("fedloru", "a5be3abe7952f8a7"),
         ("fedrep", "da00c461f90333b6"),
         ("florg", "7864d245091379b4"),
         ("rolora", "22b9374fbf84eefe"),
@@ -408,17 +413,46 @@ def test_wrong_setting_is_refused(words: list[str], message: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("scale", ["paper", "small"])
-@pytest.mark.parametrize("name", [n for n in SETTINGS if n.startswith("fedloru/") and n != "fedloru/alpaca"])
+@pytest.mark.parametrize("name", IMAGES)
 @pytest.mark.sweep(8)
-def test_ranks_of_images_fit_the_networks_layers(name: str, scale: str) -> None:
+def test_every_factorised_layer_of_images_has_its_rank_and_scale(name: str, scale: str) -> None:
+    """A method's rank, or the 64 channels of the first block where that is more, and alpha / r = 1/2 in every layer."""
     from rondo.models.forms.outline import look
 
-    settings = config(name, scale)
-    settings = settings.model_copy(update={"task": settings.task.model_copy(update={"image_shape": [32, 32, 3]})})
-    outline = look(settings, tuple(map(str, range(10))))
-    assert not outline.problems
-    assert {site.rank for site in outline.sites} == {64, 128}
-    assert [site for site in outline.sites if not site.rank <= min(site.shape)] == []
+    for run in compare.plan([], tomllib.loads(writer.text(name, scale))):
+        if not run.config.has_factors:
+            continue
+        task = run.config.task.model_copy(update={"image_shape": [32, 32, 3]})
+        outline = look(run.config.model_copy(update={"task": task}), tuple(map(str, range(10))))
+        assert not outline.problems
+        method, _, number = run.method.partition(":")
+        rank = int(number) if method in ("fedloru", "fedit") and number else 128
+        assert {(s.rank, s.scale) for s in outline.sites} == {(min(rank, 64), 0.5), (rank, 0.5)}, run.label
+
+
+@pytest.mark.parametrize("scale", writer.SCALES)
+@pytest.mark.parametrize("name", [name for name in SETTINGS if name.startswith("fedloru/")])
+def test_training_goes_on_after_the_last_merge(name: str, scale: str) -> None:
+    """A merge with restart = "momentum" moves the model, so none falls on the last round."""
+    if scale == "official" and name not in OFFICIAL:
+        return
+    settings = [run.config for run in compare.plan([], tomllib.loads(writer.text(name, scale)))]
+    cycles = {(s.rounds, s.algorithm.fields["tau"]) for s in settings if "tau" in s.algorithm.fields}
+    assert [cycle for cycle in cycles if cycle[0] % cycle[1] == 0] == []
+
+
+@pytest.mark.parametrize("name", [name for name in OFFICIAL if name.startswith("fedloru/")])
+def test_official_merges_are_those_of_the_code(name: str) -> None:
+    methods = SETTINGS[name].methods
+    of_method = [run.config for run in compare.plan([], tomllib.loads(writer.text(name, "official")))]
+    merges = {
+        tuple(range(s.algorithm.fields["tau"], s.rounds + 1, s.algorithm.fields["tau"]))
+        for s in of_method
+        if s.algorithm.name == "fedloru"
+    }
+    has_fedloru = any(label.partition(":")[0] == "fedloru" for label in methods)
+    assert merges == ({(50, 100, 150, 200, 250, 300, 350)} if has_fedloru else set())
+    assert ("350" in writer.text(name)) == has_fedloru
 
 
 def test_small_scale_keeps_what_tells_rows_apart() -> None:

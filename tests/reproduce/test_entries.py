@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rondo.cli import app
+from rondo.config.papers.rows import SETTINGS
 from rondo.errors import ConfigError
 from rondo.reproduce import entry as entries
 from rondo.reproduce.findings import findings
@@ -172,3 +173,34 @@ def test_every_entry_that_comes_with_rondo_is_whole(name: str) -> None:
         points = {} if entry.tuning is None else {key: values[0] for key, values in entry.tuning.grid.items()}
         entry.run(arm, entry.seeds[0], Path("data"), points, check=False)
     assert len(entry.seeds) >= 5
+
+
+@pytest.mark.parametrize("name", entries.names())
+def test_mean_of_last_scores_is_of_the_end_of_training(name: str) -> None:
+    """``last`` counts scores, which are as many rounds apart as the arm's configuration says."""
+    entry = entries.read(name)
+    if "the mean of all rounds" in entry.differs:
+        return
+    kind = entry.metric.partition(".")[0]
+    points = {} if entry.tuning is None else {key: values[0] for key, values in entry.tuning.grid.items()}
+    for arm in entry.arms:
+        run = entry.run(arm, entry.seeds[0], Path("data"), points, check=False)
+        apart = {
+            "global": run.evaluation.every,
+            "personal": run.evaluation.clients_every,
+            "own": run.evaluation.clients_every,
+            "diagnostics": run.evaluation.diagnostics_every,
+            "measures": entry.every,
+        }[kind]
+        assert isinstance(apart, int)
+        assert (entry.last - 1) * apart < run.rounds / 2, arm
+
+
+@pytest.mark.parametrize("paper", ["FedRep", "FLoRG", "RoLoRA"])
+def test_clients_weigh_as_in_the_papers_settings(paper: str) -> None:
+    """FedLoRU's clients weigh by their rows; those of its entries have equally many."""
+    stated = {s.keys["clients.weighting"] for name, s in SETTINGS.items() if name.startswith(f"{paper.lower()}/")}
+    of_paper = {name: entry for name in entries.names() if (entry := entries.read(name)).paper == paper}
+    assert {
+        n for n, e in of_paper.items() for arm in e.arms if e.tree(arm)["clients"]["weighting"] not in stated
+    } == set()

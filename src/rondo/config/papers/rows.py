@@ -96,7 +96,7 @@ def _setting(paper: str, parts: Iterator[Mapping[str, Any]]) -> Setting:
         without_missing(texts["chosen"]),
         without_missing(texts["deviations"]),
         without_missing(official),
-        tuple(texts["official-remarks"].values()),
+        tuple(text for text in texts["official-remarks"].values() if text),
     )
 
 

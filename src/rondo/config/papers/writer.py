@@ -122,7 +122,7 @@ def _small(keys: Keys) -> dict[str, Any]:
     few = {"rounds": min(keys["rounds"], 6), "data.max_train_rows": 1200, "data.max_test_rows": 300}
     clients = min(keys.get("partition.clients", 10), 10)
     few["partition.clients"] = clients
-    for key, most in (("algorithm.tau", 2), ("algorithm.body_epochs", 1)):  # factors merge within the rounds left
+    for key, most in (("algorithm.tau", 4), ("algorithm.body_epochs", 1)):  # a merge, and training after it
         if key in keys:
             few[key] = min(keys[key], most)
     if "clients.per_round" in keys:
