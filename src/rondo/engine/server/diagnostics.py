@@ -2,9 +2,9 @@
 
 Norms are Frobenius norms of all modules together, squared and summed over modules. The modules are the adapted ones and
 the tensors that are trained whole: the head's too, unless clients keep them, or it is all that is trained whole beside
-factors. So methods that train all weights are compared on all of them, whichever are factors (FedLoRU's Figure 8 has all
-weights as one vector). Statistics do not count. Every matrix is a change of the frozen weights since the run's start, of
-shape (out, in), and includes the change of the base:
+factors. So methods that train all weights are compared on all of them, whichever are factors (FedLoRU's Figure 8 has
+all weights as one vector). Statistics do not count. Every matrix is a change of the frozen weights since the run's
+start, of shape (out, in), and includes the change of the base:
 
 - G, N: the models that the server sends before and after the round, to a newcomer (at full rank; for personal methods,
   the cold-start model).
