@@ -310,3 +310,12 @@ def test_rows_that_come_later_make_no_earlier_step_cheaper(sources: Path) -> Non
     account.count(many, 10)
     assert account.steps == {"ann": {0.5: 10, 5e-4: 10}}
     assert account.record([many], {"ann"})["epsilon"] > before
+
+
+def test_client_that_left_has_spent_what_it_did(sources: Path) -> None:
+    account = RowAccount(load(configured(sources, privacy={"noise": 1.0})))
+    ann, bob = Client("ann", 12), Client("bob", 12)
+    account.count(ann, 2)
+    account.count(bob, 20)
+    both = account.record([ann, bob], {"ann"})["epsilon"]
+    assert account.record([ann], {"ann"})["epsilon"] == both

@@ -33,7 +33,7 @@ def private_sum(config: RunConfig, population: int, directory: RunDirectory) -> 
     :class:`ConfigError` where the budget does not allow a round, or a file of the directory is missing or damaged."""
     if config.privacy.unit != "client" or config.shares_noise:
         return None
-    begun = (directory.path / _ACCOUNT).is_file()
+    begun = _begun(directory)
     releases, sampled, clips = _read(directory) if begun else ({}, {}, {})
     key = _key(config, directory.path / _KEY, begun=begun)
     private = PrivateSum(config, population, key, releases, sampled, partial(_keep, directory), clips)

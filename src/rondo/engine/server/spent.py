@@ -47,11 +47,13 @@ class RowAccount:
         self.keep(self.steps)
 
     def record(self, clients: Iterable[Client], asked: Collection[str]) -> dict[str, Any]:
-        """Keys of a round's record: ``epsilon``, the largest of all ``clients`` so far; ``client_epsilon``, by id of
-        those ``asked`` in this round; ``epsilon_valid``, False with a debug seed. None is no guarantee at all."""
+        """Keys of a round's record: ``epsilon``, the largest of all clients so far, of those that left too;
+        ``client_epsilon``, by id of those ``asked`` in this round; ``epsilon_valid``, False with a debug seed. None is
+        no guarantee at all."""
         spent = {client.id: self._epsilon(self.steps.get(client.id, {})) for client in clients}
+        left = [self._epsilon(steps) for client, steps in self.steps.items() if client not in spent]
         return {
-            "epsilon": _told(max(spent.values(), default=0.0)),
+            "epsilon": _told(max([*spent.values(), *left], default=0.0)),
             "client_epsilon": {c: _told(value) for c, value in spent.items() if c in asked},
             "epsilon_valid": self.config.privacy.debug_seed is None,
         }
