@@ -319,3 +319,16 @@ def test_client_that_left_has_spent_what_it_did(sources: Path) -> None:
     account.count(bob, 20)
     both = account.record([ann, bob], {"ann"})["epsilon"]
     assert account.record([ann], {"ann"})["epsilon"] == both
+
+
+def test_training_without_an_answer_counts_whole(sources: Path) -> None:
+    """Its upload may have left the client, and come too late."""
+    train = {"local_steps": 5, "local_epochs": None}
+    account = RowAccount(load(configured(sources, privacy={"noise": 1.0}, train=train)))
+    ann, bob, cid = (Client(name, 12) for name in ("ann", "bob", "cid"))
+    state = ServerState({"m.A": torch.zeros(2, 3), "m.B": torch.zeros(3, 2)})
+    account.ask(algorithms.get("fedit"), state, [ann, bob, cid], Round(0, 2, 0, 3))
+    account.count(ann, 5)
+    account.count(cid, 0)  # it failed, and said so
+    account.settle()
+    assert {client: sum(steps.values()) for client, steps in account.steps.items()} == {"ann": 5, "bob": 5, "cid": 0}

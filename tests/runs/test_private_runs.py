@@ -144,6 +144,9 @@ def test_lost_key_or_account_ends_the_run(sources: Path, tmp_path: Path) -> None
     (tmp_path / "cut" / "privacy.json").write_text('{"sums": 3}')
     with pytest.raises(ConfigError, match=r"privacy\.json is no account"):
         rondo.resume(tmp_path / "cut", device="cpu")
+    (tmp_path / "cut" / "privacy.json").unlink()
+    with pytest.raises(ConfigError, match=r"privacy\.json is missing: nobody knows what was spent"):
+        rondo.resume(tmp_path / "cut", device="cpu")
 
 
 def with_shares(sources: Path, **privacy: Any) -> dict[str, Any]:

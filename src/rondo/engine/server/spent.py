@@ -23,8 +23,9 @@ Steps: TypeAlias = Mapping[str, Mapping[float, int]]
 class RowAccount:
     """The private steps of a run.
 
-    A training counts from before it is asked for, so no death of the server forgets it; once the round's answers are
-    there, it counts as they say. Rows that a client gets later change the probability of later steps alone.
+    A training counts from before it is asked for, so no death of the server forgets it; once its answer is there, it
+    counts as that says. One without an answer counts whole: it may have come too late to be read. Rows that a client
+    gets later change the probability of later steps alone.
 
     ``keep``: writes the steps down.
     """
@@ -32,18 +33,24 @@ class RowAccount:
     config: RunConfig
     steps: dict[str, Mapping[float, int]] = field(default_factory=dict)
     keep: Callable[[Steps], None] = lambda steps: None
+    _asked: dict[str, Mapping[float, int]] = field(default_factory=dict)
+    """The steps of clients that have not answered yet, as if they had."""
 
     def ask(self, algorithm: Algorithm[Any], state: Any, clients: Sequence[Client], round: Round) -> None:
         """Write down what ``clients`` are about to be asked for, as if all were to answer."""
         planned = self._planned(algorithm, state, clients, round)
-        self.keep({**self.steps, **{client.id: self._after(client, more) for client, more in planned}})
+        self._asked = {client.id: self._after(client, more) for client, more in planned if more}
+        self.keep({**self.steps, **self._asked})
 
     def count(self, client: Client, steps: int) -> None:
         """Count the private steps of an answer. One that did not count has been seen too."""
+        self._asked.pop(client.id, None)
         self.steps[client.id] = self._after(client, steps)
 
     def settle(self) -> None:
-        """Write down what the answers have counted."""
+        """Write down what the answers have counted, and the trainings without one."""
+        self.steps |= self._asked
+        self._asked = {}
         self.keep(self.steps)
 
     def record(self, clients: Iterable[Client], asked: Collection[str]) -> dict[str, Any]:
