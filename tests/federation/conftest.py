@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from desk_line import SITES
 from desks import Make
 from parties import OPEN, ROWS, Parties, configuration, write_sites
 
@@ -46,6 +47,15 @@ def refusals_at_once(beat: Callable[[float], None]) -> None:
 @pytest.fixture(scope="session")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_bert(tmp_path_factory.mktemp("model") / "bert")
+
+
+@pytest.fixture(scope="module")
+def place(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the base model, and the keys and rows of the sites of a :class:`desk_line.DeskLine`."""
+    path = tmp_path_factory.mktemp("three")
+    shutil.copytree(bert, path / "bert")
+    write_sites(path, SITES)
+    return path
 
 
 @pytest.fixture(scope="session")

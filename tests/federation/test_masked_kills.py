@@ -4,7 +4,6 @@ none."""
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from desk_line import SITES, DeskLine, Killed
-from parties import configuration, write_sites
+from desk_line import DeskLine, Killed
+from parties import configuration
 from test_federation import simulated, weights
 
 import rondo
@@ -35,14 +34,6 @@ MASKED = {"adversary": "server", "secure_aggregation": True, "clip": 10.0}
 KINDS = ("round", *SUMS)
 MOMENTS = ("before", "in", "written", "after")
 """Before the letter comes; before its state is on the disk; after that; after the answer has left."""
-
-
-@pytest.fixture(scope="module")
-def place(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("three")
-    shutil.copytree(bert, path / "bert")
-    write_sites(path, SITES)
-    return path
 
 
 def run_of(place: Path, **changes: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,8 +10,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from desk_line import SITES, DeskLine
-from parties import write_sites
+from desk_line import DeskLine
 from test_federation import simulated, weights
 from test_masked_kills import run_of, served, without_bob
 
@@ -20,14 +18,6 @@ from rondo.engine.wire import masked
 from rondo.engine.wire.letters import Reply
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def place(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("liars")
-    shutil.copytree(bert, path / "bert")
-    write_sites(path, SITES)
-    return path
 
 
 class Liar:

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from desk_line import SITES, DeskLine, Killed, desk_of
-from parties import OPEN, write_sites
+from parties import OPEN
 from test_masked_kills import served
 
 from rondo.engine.wire import masked
@@ -34,14 +34,6 @@ from rondo.privacy.session import Named, Ready, Sent, Unmask
 
 SECRET = b"\1" * 32
 """The private key of every other site's letters."""
-
-
-@pytest.fixture(scope="module")
-def place(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("refusals")
-    shutil.copytree(bert, path / "bert")
-    write_sites(path, SITES)
-    return path
 
 
 @dataclass

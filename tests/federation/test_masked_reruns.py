@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +12,9 @@ import torch
 
 pytest.importorskip("flwr")
 
-from desk_line import SITES, DeskLine
-from parties import write_sites
+from desk_line import DeskLine
 from test_federation import weights
-from test_masked_kills import listening, run_of
+from test_masked_kills import MASKED, listening, run_of
 
 from rondo.engine.server.masked_sum import MaskedSum
 from rondo.errors import RunStopped
@@ -24,14 +22,6 @@ from rondo.federation.server.run import serve
 from rondo.federation.site.opened import FILE, Opened
 from rondo.privacy.session import Refused
 from rondo.runs.watching.result import RunResult
-
-
-@pytest.fixture(scope="module")
-def place(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("three")
-    shutil.copytree(bert, path / "bert")
-    write_sites(path, SITES)
-    return path
 
 
 class Runs:
@@ -74,6 +64,16 @@ def test_second_run_with_a_site_more_opens_no_sum(runs: Runs) -> None:
     runs("first", away=["south"])
     with pytest.raises(RunStopped, match="another run has opened a sum with the same training of this site"):
         runs("second")
+    assert len(runs.sums) == 1
+
+
+def test_noise_of_a_seed_is_no_other_company(runs: Runs) -> None:
+    """The server can take it off."""
+    runs("first")
+    pytest.importorskip("dp_accounting")
+    seeded = {**MASKED, "unit": "client", "noise": 8.0, "delta": 1e-3, "debug_seed": 3}
+    with pytest.raises(RunStopped, match="another run has opened a sum with the same training of this site"):
+        runs("second", away=["south"], privacy=seeded, clients={"weighting": "uniform", "min_clients": 1})
     assert len(runs.sums) == 1
 
 

@@ -48,14 +48,6 @@ from rondo.privacy.session import Refused, SiteSession
 NOISY = {"adversary": "server", "secure_aggregation": True, "unit": "client", "clip": 0.5, "noise": 8.0, "delta": 1e-3}
 
 
-@pytest.fixture(scope="module")
-def place(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("noisy")
-    shutil.copytree(bert, path / "bert")
-    write_sites(path, SITES)
-    return path
-
-
 def noisy(place: Path, clients: Mapping[str, Any] | None = None, **privacy: Any) -> dict[str, Any]:
     """Two rounds of three sites."""
     sections = {"weighting": "uniform", "min_clients": 1, **(clients or {})}

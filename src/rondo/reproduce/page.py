@@ -144,7 +144,7 @@ def _number(claim: Contrast | Bound, entry: Entry) -> str | None:
 
 
 def _counts(claim: Contrast | Bound) -> str:
-    """What would have a claim hold."""
+    """The condition under which a claim holds."""
     if isinstance(claim, Bound):
         return "every run keeps it" if claim.of == "runs" else "the mean is significantly within"
     if claim.paper is None:

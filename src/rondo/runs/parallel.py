@@ -118,7 +118,7 @@ class _Working:
             pipe.write(json.dumps(told).encode())
 
     def ended(self, source: str) -> Ended:
-        """What came of it. Raises :class:`ConfigError` of a run that was refused."""
+        """Its outcome. Raises :class:`ConfigError` of a run that was refused."""
         seconds, code = time.monotonic() - self._began, self.process.returncode
         assert self.process.stdout is not None
         with self.process.stdout as pipe:

@@ -230,8 +230,7 @@ class Desk:
             network, task = assembly.model.network, assembly.task
             local = LocalRound(assembly.algorithm, network, task, assembly.config, kept, assembly.prefix, self._until)
             if assembly.config.privacy.unit == "example":
-                noise = noise_of(assembly.config)
-                spend = Allowance(self.ledger, self.contract.privacy, plan.run, noise, self.told)
+                spend = Allowance(self.ledger, self.contract.privacy, plan.run, noise_of(assembly.config), self.told)
                 local = replace(local, spend=spend)
             scorer = assembly.scorer(kept)
             scorer = replace(scorer, fitting=replace(scorer.fitting, stop=self._until))
@@ -248,12 +247,10 @@ class Desk:
         if not config.privacy.secure_aggregation:
             return None
         assert self.voice is not None
-        assert self._disk is not None
         least, largest = max(2, self.contract.training.least_clients), self.contract.outgoing.largest_mb * 1e6
-        facts = (plan.run, plan.digest, plan.model)
+        facts = (plan.run, plan.digest, plan.model, config, Opened(self.folder), self.audit, self.told)
         allowance = allowance_of(config, self.ledger, self.contract.privacy, plan.run, self.told)
-        known, opened = (self.audit, self.told, allowance), Opened(self.folder)
-        return Sums(self._disk.folder, self.voice, least, largest, *facts, config, opened, *known)
+        return Sums(Disk(self.folder, plan.run).folder, self.voice, least, largest, *facts, allowance)
 
     # --- a round --------------------------------------------------------------------------------------------------
 
