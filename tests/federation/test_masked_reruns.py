@@ -7,21 +7,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
 pytest.importorskip("flwr")
 
 from desk_line import DeskLine
+from parties import ROWS
 from test_federation import weights
 from test_masked_kills import MASKED, listening, run_of
 
 from rondo.engine.server.masked_sum import MaskedSum
 from rondo.errors import RunStopped
 from rondo.federation.server.run import serve
-from rondo.federation.site.opened import FILE, Opened
+from rondo.federation.site.opened import FILE, Opened, Training
 from rondo.privacy.session import Refused
 from rondo.runs.watching.result import RunResult
+from small_runs import write_rows
+
+ANOTHER = "take another seed: a run has opened this training with other sites"
 
 
 class Runs:
@@ -55,14 +60,14 @@ def runs(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
 def test_second_run_without_a_site_opens_no_sum(runs: Runs) -> None:
     """The difference of both sums would be the upload of the site that was away."""
     runs("first")
-    with pytest.raises(RunStopped, match="another run has opened a sum with the same training of this site"):
+    with pytest.raises(RunStopped, match=ANOTHER):
         runs("second", away=["south"])
     assert len(runs.sums) == 1
 
 
 def test_second_run_with_a_site_more_opens_no_sum(runs: Runs) -> None:
     runs("first", away=["south"])
-    with pytest.raises(RunStopped, match="another run has opened a sum with the same training of this site"):
+    with pytest.raises(RunStopped, match=ANOTHER):
         runs("second")
     assert len(runs.sums) == 1
 
@@ -72,7 +77,7 @@ def test_noise_of_a_seed_is_no_other_company(runs: Runs) -> None:
     runs("first")
     pytest.importorskip("dp_accounting")
     seeded = {**MASKED, "unit": "client", "noise": 8.0, "delta": 1e-3, "debug_seed": 3}
-    with pytest.raises(RunStopped, match="another run has opened a sum with the same training of this site"):
+    with pytest.raises(RunStopped, match=ANOTHER):
         runs("second", away=["south"], privacy=seeded, clients={"weighting": "uniform", "min_clients": 1})
     assert len(runs.sums) == 1
 
@@ -89,12 +94,68 @@ def test_run_with_another_seed_is_other_training(runs: Runs) -> None:
     assert len(runs.sums) == 2
 
 
-def test_change_that_learned_nothing_may_be_in_any_sum(tmp_path: Path) -> None:
-    Opened(tmp_path).note([torch.zeros(3, dtype=torch.float64)], ["north", "south"])
-    Opened(tmp_path).note([torch.zeros(3, dtype=torch.float64)], ["north", "west"])
+PLANS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "weighting": (
+        {"clients": {"min_clients": 1, "weighting": "uniform"}},
+        {"clients": {"min_clients": 1, "weighting": "examples"}},
+    ),
+    "clip": ({}, {"privacy": {**MASKED, "clip": 0.001}}),
+    "ring": ({}, {"privacy": {**MASKED, "ring": 64}}),
+    "micro-batch": ({}, {"train": {"local_epochs": 1, "batch_size": 8, "micro_batch": 4}}),
+    "rate": ({}, {"train": {"local_epochs": 1, "batch_size": 8, "lr": 1e-2}}),
+    "method": ({}, {"algorithm": {"name": "fedit"}}),
+    "sketch": (
+        {"algorithm": {"name": "fedex-lora", "sketch": 4}},
+        {"algorithm": {"name": "fedex-lora", "sketch": 8}},
+    ),
+}
+"""Pairs of plans with one seed. Two sums of the same sites are then two equations in what each of them sent."""
+
+
+@pytest.mark.parametrize("difference", PLANS)
+def test_second_run_by_other_settings_opens_no_sum(runs: Runs, difference: str) -> None:
+    first, second = PLANS[difference]
+    runs("first", **first)
+    with pytest.raises(RunStopped, match=ANOTHER):
+        runs("second", **second)
+    assert len(runs.sums) == 1
+
+
+def test_second_run_with_a_row_more_at_one_site_opens_no_sum(runs: Runs) -> None:
+    """The difference of both sums would be what that row does to a training."""
+    uniform = {"clients": {"min_clients": 1, "weighting": "uniform"}}
+    runs("first", **uniform)
+    write_rows(runs.place / "data" / "south" / "bob.csv", [*ROWS["bob"], ROWS["ann"][0]])
+    with pytest.raises(RunStopped, match=ANOTHER):
+        runs("second", **uniform)
+    assert len(runs.sums) == 1
+
+
+def test_runs_of_two_models_may_have_one_seed(tmp_path: Path) -> None:
+    opened, ones = Opened(tmp_path), numpy.ones(3, dtype=numpy.int64)
+    opened.note([Training("a", 0, 0, "ann", torch.ones(3, dtype=torch.float64))], ones, ["north", "south"])
+    opened.note([Training("b", 0, 0, "ann", torch.zeros(3, dtype=torch.float64))], ones, ["north", "west"])
+
+
+def test_training_of_another_seed_that_ends_alike_is_the_same_training(tmp_path: Path) -> None:
+    """Of a step over all rows from a start that no seed decides."""
+    opened, ones, change = Opened(tmp_path), numpy.ones(3, dtype=numpy.int64), torch.ones(3, dtype=torch.float64)
+    opened.note([Training("a", 0, 0, "ann", change)], ones, ["north", "south"])
+    opened.note([Training("a", 1, 0, "ann", change)], ones, ["south", "north"])
+    with pytest.raises(Refused, match=ANOTHER):
+        opened.check([Training("a", 2, 0, "ann", change)], ones, ["north", "west"])
+    with pytest.raises(Refused, match=ANOTHER):
+        opened.check([Training("a", 2, 0, "ann", change)], 2 * ones, ["north", "south"])
+
+
+def test_trainings_of_other_seeds_that_learned_nothing_are_not_the_same(tmp_path: Path) -> None:
+    opened, zeros = Opened(tmp_path), numpy.zeros(3, dtype=numpy.int64)
+    opened.note([Training("a", 0, 0, "ann", torch.zeros(3, dtype=torch.float64))], zeros, ["north", "south"])
+    opened.note([Training("a", 1, 0, "ann", torch.zeros(3, dtype=torch.float64))], zeros, ["north", "west"])
 
 
 def test_record_that_is_damaged_is_told(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"x" * 40)
+    training = Training("a", 0, 0, "ann", torch.ones(3, dtype=torch.float64))
     with pytest.raises(Refused, match="this site cannot know which sums it has opened"):
-        Opened(tmp_path).check([torch.ones(3, dtype=torch.float64)], ["north"])
+        Opened(tmp_path).check([training], numpy.ones(3, dtype=numpy.int64), ["north"])

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy
 from numpy.typing import NDArray
-from torch import Tensor
 
 from rondo.algorithm import Shared, Upload
 from rondo.config.schema import RunConfig
@@ -23,7 +22,7 @@ from rondo.federation.identity.peers import Voice
 from rondo.federation.letter import SUMS
 from rondo.federation.site.audit import Audit
 from rondo.federation.site.contract import Contract
-from rondo.federation.site.opened import Opened
+from rondo.federation.site.opened import Opened, Training
 from rondo.federation.site.sum_allowance import SumAllowance
 from rondo.federation.site.sum_state import Attempt, Learned, SumState
 from rondo.federation.site.term import Term
@@ -63,7 +62,7 @@ class Sums:
     ``folder``: the run's, on the site's disk.
     ``least``: fewest sites in a set, by the site's contract.
     ``largest``: most bytes of a letter that leaves.
-    ``opened``: with whom the site's changes were opened, over all runs.
+    ``opened``: what the site has opened of each training, over all runs.
     ``run``, ``plan``, ``model``: the run's name, digest of its plan, and of the base model.
     """
 
@@ -162,7 +161,7 @@ class Sums:
             numbers = self._numbers(attempt)
             share = self._share(attempt)
             if self._is_bare(share):
-                self.opened.check(*self._company(attempt, members))
+                self.opened.check(self._trainings(attempt), numbers, self._company(attempt, members))
             if share is not None and attempt.session.sent is None:  # otherwise the same vector leaves again, or none
                 attempt.session.check(asked.named)
                 numbers = numbers + self._noise(attempt, share, len(numbers))
@@ -173,7 +172,8 @@ class Sums:
             return _Answered(masked.encode_sent(sent, members), "masked vector", content)
         session, given = attempt.session.unmask(asked.unmask)
         if attempt.session.given is None and self._is_bare(self._share(attempt)):
-            self.opened.note(*self._company(attempt, asked.unmask.members))
+            numbers, company = self._numbers(attempt), self._company(attempt, asked.unmask.members)
+            self.opened.note(self._trainings(attempt), numbers, company)
         self._save(replace(attempt, session=session))
         for client in attempt.clients:
             self._state.forget(client)
@@ -240,10 +240,15 @@ class Sums:
         total: NDArray[numpy.int64] = numpy.sum(encoded, axis=0)
         return total
 
-    def _company(self, attempt: Attempt, sites: Sequence[str]) -> tuple[list[Tensor], list[str]]:
-        """The changes of the clients, and in whose company they are added up."""
-        clients = [f"{self.voice.name}: {client}" for client in attempt.clients]
-        return [x.change for x in self._learned(attempt.session.terms.attempt, attempt.clients)], [*sites, *clients]
+    def _trainings(self, attempt: Attempt) -> list[Training]:
+        """Those of the clients in an attempt."""
+        number, seed = attempt.session.terms.attempt, self.config.seed
+        all_learned = self._learned(number, attempt.clients)
+        return [Training(self.model, seed, number, x.client, x.change) for x in all_learned]
+
+    def _company(self, attempt: Attempt, sites: Sequence[str]) -> list[str]:
+        """In whose company the changes of the clients are added up."""
+        return [*sites, *(f"{self.voice.name}: {client}" for client in attempt.clients)]
 
     def _noise(self, attempt: Attempt, share: NoiseShare, count: int) -> NDArray[numpy.int64]:
         """This site's noise for one vector, which is spent first. Never the same twice, but for a debug seed."""
