@@ -25,6 +25,16 @@ def totals(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+WITHHELD = "not told: how many clients took part is a secret"
+"""What stands in place of costs where :func:`secret_turnout`."""
+
+
+def secret_turnout(privacy: Mapping[str, Any] | None) -> bool:
+    """As :attr:`rondo.config.schema.RunConfig.secret_turnout`, of a section ``[privacy]`` or what is told of it: then
+    bytes, seconds and failures, which follow from it, are shown to nobody but the server's owner."""
+    return privacy is not None and privacy["unit"] == "client" and privacy["adversary"] == "reader"
+
+
 def guarantee_line(privacy: Mapping[str, Any]) -> str:
     """The guarantee of a run with differential privacy in a sentence. ``privacy``: as in ``summary.json``."""
     of = {"client": "clients", "example": "rows"}[privacy["unit"]]
