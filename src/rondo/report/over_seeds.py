@@ -34,7 +34,7 @@ def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The head policy, guarantee (that of the largest epsilon), scores and numbers of one algorithm's runs, over
     seeds."""
     private = [run["privacy"] for run in runs if run["privacy"] is not None]
-    weakest = max(private, key=lambda p: math.inf if p["epsilon"] is None else p["epsilon"], default=None)
+    weakest = max(private, key=lambda p: math.inf if (e := p.get("epsilon")) is None else e, default=None)
     result: dict[str, Any] = {
         "head": runs[0]["head"],
         "guarantee": None if weakest is None else guarantee_line(weakest),

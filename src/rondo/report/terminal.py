@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rondo.errors import visible
-from rondo.report.summary import WITHHELD, secret_turnout
+from rondo.report.summary import WITHHELD, guarantees, secret_turnout
 
 
 def plain_console(**options: Any) -> Console:
@@ -281,10 +281,7 @@ def score_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     if best is not None and best["rounds"] != summary["rounds"]:
         yield f"best, after round {best['rounds']}: {title}", "", score_cell(best[primary])
     if (privacy := summary.get("privacy")) is not None:
-        valid = "" if privacy["epsilon_valid"] else ", NOT VALID: privacy.debug_seed"
-        of = {"client": "clients", "example": "rows"}[privacy["unit"]]
-        epsilon = "infinite" if privacy["epsilon"] is None else f"{privacy['epsilon']:.3g}"
-        yield f"epsilon at delta {privacy['delta']:g}, {of}{valid}", "", epsilon
+        yield from ((protected, "", bound) for protected, bound in guarantees(privacy))
     if "local_only" in summary:
         local = summary["local_only"]
         if local.get("test") is not None:
