@@ -13,11 +13,14 @@ import pytest
 from rich.console import Console
 
 import rondo
+from rondo.config import load
+from rondo.errors import RunStopped
 from rondo.report import pictures
 from rondo.report.terminal import comparison_table, summary_table
 from rondo.results.page import html
 from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.watching.result import RunResult
+from rondo.tune.trial import Runs, Trial
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
 pytest.importorskip("dp_accounting")
@@ -121,6 +124,51 @@ def test_table_of_a_secret_turnout_says_why_it_has_no_bytes(compared: Path) -> N
     table = printed(summary_table(RunDirectory(compared / "rolora-seed-0").read("summary.json")))
     assert "how many clients took part is a secret" in table
     assert not {"up, total", "seconds"} & set(table)
+
+
+@pytest.mark.parametrize(
+    ("secret", "processes"), [(True, 1), (False, 1), pytest.param(True, 2, marks=pytest.mark.slow)]
+)
+def test_run_that_stops_names_no_client_of_a_secret_turnout(
+    private: dict[str, Any], tmp_path: Path, secret: bool, processes: int
+) -> None:
+    """Nor the way to its folder, which is that of its machine."""
+    privacy = private["privacy"] | {"noise": 1e39} if secret else {}
+    clients = {"weighting": "uniform", "sampling": "full", **({} if secret else {"min_clients": 4})}
+    config = {**private, "privacy": privacy, "clients": clients, "faults": {"crash": ["client-0", "client-1"]}}
+    folder = tmp_path / "out"
+    comparison = rondo.compare(["rolora"], config, out=folder, device="cpu", processes=processes)
+    reason = comparison.stopped[0]["reason"]
+    log = (folder / "rolora-seed-0" / "run.log").read_text()
+    why = "3 rounds in a row were skipped, the last: "
+    if secret:
+        assert reason == "why it stopped is in rolora-seed-0/run.log: it would tell who took part, which is a secret"
+        assert why in log
+        assert "client-0: crash" in log
+    else:
+        assert reason.startswith(why)
+        assert "client-0: crash" in reason
+        assert reason.endswith("Committed rounds are in rolora-seed-0")
+    for shown in (*(file.read_text() for file in folder.glob("*.json")), html([folder])):
+        assert reason in shown.replace("&#x27;", "'")
+        assert str(tmp_path) not in shown
+        assert ("client-1: crash" in shown) is not secret
+
+
+def test_trial_that_stops_names_no_client_of_a_secret_turnout(
+    private: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stops(config: Any, *, run_dir: Path, **options: Any) -> None:
+        raise RunStopped(f"client-0 is ill. Committed rounds are in {run_dir}")
+
+    monkeypatch.setattr("rondo.runs.runner.run", stops)
+    runs = Runs(tmp_path)
+    for name, config in (("secret", private), ("open", {**private, "privacy": {}, "clients": {}})):
+        runs.make(Trial(name, 0, load(config), tmp_path / name), "cpu", None, None)
+    assert runs.stopped == {
+        "secret": "why it stopped is in secret/run.log: it would tell who took part, which is a secret",
+        "open": "client-0 is ill. Committed rounds are in open",
+    }
 
 
 def test_picture_has_lines_over_bytes_of_the_others_alone(compared: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,12 +103,19 @@ class Runner:
                     self._write_adapter(
                         self.directory.adapter, self.done, self.recent[-1]["scores"] if self.recent else {}
                     )
-            raise type(stopped)(f"{stopped}. Committed rounds are in {self.directory.path}") from None
+            raise type(stopped)(self._ended(f"{stopped}")) from None
         except Exception as error:  # in training it costs a client, elsewhere the run
             if not is_out_of_memory(error):
                 raise
             message = f"out of memory: {error}. Lower evaluation.batch_size, or give it more memory"
-            raise RunStopped(f"{message}. Committed rounds are in {self.directory.path}") from error
+            raise RunStopped(self._ended(message)) from error
+
+    def _ended(self, why: str) -> str:
+        """The message of a run that stopped, which its log has too, if it can be written."""
+        message = f"{why}. Committed rounds are in {self.directory.path}"
+        with suppress(RunStopped):
+            self._log(f"stopped: {message}")
+        return message
 
     def _compose(self) -> None:
         """Put the federation together, at its start or at the newest checkpoint."""

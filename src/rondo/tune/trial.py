@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, RunStopped
+from rondo.runs.reason import reason
 from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory, to_toml
 from rondo.tune.tuning import Point
@@ -250,8 +251,8 @@ class Runs:
         """Seconds of each run that is finished."""
         return [r.read("summary.json")["seconds"]["all"] for r in self._finished()]
 
-    def _note(self, trial: Trial, reason: str) -> None:
-        self.stopped[self._key(trial)] = reason
+    def _note(self, trial: Trial, message: str) -> None:
+        self.stopped[self._key(trial)] = reason(message, trial.config, trial.folder)
         content = json.dumps(self.stopped, indent=2, ensure_ascii=False).encode()
         durable.write_all(self.folder, {"stopped.json": content})
 
