@@ -9,10 +9,20 @@ from typing import Any
 
 from rondo.config import load
 from rondo.report.page.recorded import Recorded
+from rondo.report.summary import guarantee_line
 from rondo.runs.compare.words import trained
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028\u202e'\"&amp;<!--\x07\ud800"
 """Everything by which a text could stop being one."""
+
+PRIVACY = {
+    "unit": "client",
+    "adversary": "reader",
+    "delta": 1e-5,
+    "secure_aggregation": False,
+    "simulation": True,
+}
+"""What a private run protects, but for epsilon."""
 
 METRICS = ("accuracy", "f1", "matthews", "auc", "loss")
 
@@ -38,7 +48,8 @@ def recorded(
     history = [_round(draw, i, clients, rounds, personal, private, failing) for i in range(rounds if finished else 2)]
     content = config.model_dump(mode="json")
     if private:
-        content["privacy"] |= {"unit": "client", "adversary": "reader", "delta": 1e-5, "clip": 1.0, "noise": 2.0}
+        content["privacy"] |= {"clip": 1.0, "noise": 2.0, **PRIVACY}
+        del content["privacy"]["simulation"]
     before = {"cold_start" if personal else "global": dict.fromkeys(METRICS, 0.1) | {"examples": 20}}
     counts = {client: {"a": 3 + i, "b": 5} for i, client in enumerate(clients)}
     summary: dict[str, Any] = {"primary": "accuracy", "before": before, "samples": []}
@@ -78,6 +89,7 @@ def _round(
         key: abs(value(key)) for key in ("interference", "drift_A", "drift_B", "stable_rank", "update_stable_rank")
     }
     failed = [{"client": clients[0], "reason": "nonfinite_loss", "detail": "loss is nan"}] if failing else []
+    spent = {"epsilon": 0.5 * (index + 1), "epsilon_valid": True}
     return {
         "round": index,
         "sampled": len(clients),
@@ -94,7 +106,7 @@ def _round(
         "measures": {},
         "titles": {"f1": "macro f1"},
         "scores": scores if private else {**scores, "personal" if personal else "clients": spreads},
-        **({"epsilon": 0.5 * (index + 1), "epsilon_valid": True} if private else {"diagnostics": diagnostics}),
+        **({**spent, "guarantee": guarantee_line(PRIVACY | spent)} if private else {"diagnostics": diagnostics}),
     }
 
 

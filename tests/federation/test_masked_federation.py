@@ -41,4 +41,6 @@ def test_masked_federation_equals_the_simulation(folder: Path, tmp_path: Path, n
         # Two of the clients are at one site, which sends one vector.
         assert comparable(one) | {"bytes_up": 0} == comparable(other) | {"bytes_up": 0}
         assert one["bytes_up"] * 3 == other["bytes_up"] * 2
+        assert one["guarantee"] == "masked sums, against the server: it sees sums alone"
+        assert other["guarantee"] == f"{one['guarantee']}; against the machine of this simulation: nothing"
     assert not parties.errors

@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 
-from records import timeless
-
 pytest.importorskip("flwr")
 pytest.importorskip("dp_accounting")
 
 from desk_line import DeskLine, Killed
 from desks import Make, asked, contract, with_
 from parties import LABELS, Parties, configuration
+from test_federation import comparable
 from test_masked_kills import Dies, listening
 
 import rondo
@@ -76,7 +75,7 @@ def numbers(result: rondo.RunResult) -> bytes:
 
 
 def records(result: rondo.RunResult) -> list[dict[str, Any]]:
-    return [timeless(record) | {"client_flops": None} for record in result.history]
+    return list(map(comparable, result.history))
 
 
 @pytest.mark.slow

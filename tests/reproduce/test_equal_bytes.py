@@ -174,6 +174,22 @@ def test_without_a_score_by_then_there_is_no_verdict(tmp_path: Path) -> None:
     assert (finding.verdict.word, finding.equal_bytes) == ("holds", None)
 
 
+def test_runs_whose_turnout_is_a_secret_have_no_bytes(tmp_path: Path) -> None:
+    private = {
+        "privacy": {"adversary": "reader", "unit": "client", "clip": 1.0, "noise": 1.0, "delta": 0.01},
+        "clients": {"sampling": "full", "weighting": "uniform"},
+    }
+    of_arm = {"dear": (20_000, [0.0, 0.1, 3.0, 4.0]), "cheap": (10_000, [1.0, 1.5, 2.0, 2.5])}
+    trials = made(tmp_path, entry(config={**CONFIG, **private}), of_arm)
+    (finding,) = findings(trials)
+    assert (finding.verdict.word, finding.equal_bytes) == ("holds", None)
+    assert [trials.curve(trial).bytes for trial in trials.runs()] == [None] * 6
+    page.write(trials, tmp_path / "pages")
+    text = (tmp_path / "pages" / "own.md").read_text(encoding="utf-8")
+    assert text.count("how many clients took part is a secret") == 1
+    assert [line for line in text.splitlines() if "kB" in line or "so few bytes" in line] == []
+
+
 def test_late_change_is_that_of_the_last_tenth() -> None:
     rounds = list(range(1, 21))
     rising = Curve(rounds, rounds, [float(r) for r in rounds])

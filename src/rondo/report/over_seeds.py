@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from rondo.report.summary import guarantee_line
 
 
 def score_of(scores: Mapping[str, Any], kinds: Mapping[str, str], primary: str) -> dict[str, Any] | None:
@@ -28,8 +31,14 @@ def mean_and_deviation(values: Sequence[float | None]) -> dict[str, Any]:
 
 
 def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The head policy, scores and numbers of one algorithm's runs, over seeds."""
-    result: dict[str, Any] = {"head": runs[0]["head"]}
+    """The head policy, guarantee (that of the largest epsilon), scores and numbers of one algorithm's runs, over
+    seeds."""
+    private = [run["privacy"] for run in runs if run["privacy"] is not None]
+    weakest = max(private, key=lambda p: math.inf if (e := p.get("epsilon")) is None else e, default=None)
+    result: dict[str, Any] = {
+        "head": runs[0]["head"],
+        "guarantee": None if weakest is None else guarantee_line(weakest),
+    }
     for key in ("score", "test", "own_rows", "fine_tuned"):
         scores = [r[key] for r in runs if r[key] is not None]
         model = scores[0]["model"] if scores else None
@@ -44,8 +53,8 @@ def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def run_rows(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A flat row per run, all with the same keys: label, method, seed, varied values, scores with their models,
-    measures, and numbers. ``metric`` names the scores, and ``curve_of`` what the best, the mean of the last, the target
-    and the score at some megabytes are of. ``runs``: as in ``comparison.json``."""
+    measures, numbers, and the guarantee of private runs. ``metric`` names the scores, and ``curve_of`` what the best,
+    the mean of the last, the target and the score at some megabytes are of. ``runs``: as in ``comparison.json``."""
     rows = []
     for run in runs:
         row = {key: run[key] for key in ("algorithm", "method", "seed", "run_dir", "rounds", "clients", "head")}
@@ -55,7 +64,8 @@ def run_rows(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             row |= {key: scored["score"], f"{key}_model": scored["model"]}
         best = run["best"] or {"score": None, "round": None}
         row |= {"metric": run["title"], "curve_of": run["curve_of"], "best": best["score"], "best_round": best["round"]}
-        rows.append(row | dict(run["measures"]) | {key: run[key] for key in _NUMBERS})
+        guarantee = {} if run["privacy"] is None else {"guarantee": guarantee_line(run["privacy"])}
+        rows.append(row | dict(run["measures"]) | {key: run[key] for key in _NUMBERS} | guarantee)
     columns = dict.fromkeys(column for row in rows for column in row)
     return [{column: row.get(column) for column in columns} for row in rows]
 

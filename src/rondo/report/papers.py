@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rondo.report.over_seeds import run_rows
-from rondo.report.terminal import comparison_columns, comparison_rows, comparison_title
+from rondo.report.terminal import comparison_columns, comparison_notes, comparison_rows, comparison_title
 
 _SPECIAL = {
     **{letter: f"\\{letter}" for letter in "&%$#_{}"},
@@ -35,7 +35,8 @@ def comparison_latex(content: Mapping[str, Any]) -> str:
     """The table of means, with standard deviations of scores, for LaTeX with the package booktabs. ``content``: as in
     ``comparison.json``."""
     columns = comparison_columns(content)
-    lines = [f"% {' '.join(comparison_title(content).split())}", rf"\begin{{tabular}}{{ll{'r' * (len(columns) - 2)}}}"]
+    lines = [f"% {' '.join(text.split())}" for text in (comparison_title(content), *comparison_notes(content))]
+    lines += [rf"\begin{{tabular}}{{ll{'r' * (len(columns) - 2)}}}"]
     lines += [r"\toprule", _row(columns), r"\midrule", *map(_row, comparison_rows(content)), r"\bottomrule"]
     return "\n".join([*lines, r"\end{tabular}"]) + "\n"
 

@@ -206,10 +206,11 @@ frugal algorithms would be a single upright line."""
 
 def comparison(content: Mapping[str, Any], form: Form = "png") -> bytes:
     """Draw the score over rounds and over bytes, one line per algorithm: the mean over seeds, with its 95 % interval as
-    a band. A personal method has the score of its personal models. ``content``: as in ``comparison.json``."""
-    figure, (left, right) = _axes(12, 5, panels=2)
-    totals = [r["curve"][-1]["bytes"] for r in content["runs"] if r["curve"]]
-    logarithmic = max(totals, default=0) > _FAR_APART * min(totals, default=0) > 0
+    a band. A personal method has the score of its personal models. Bytes that are a secret have no line, and where all
+    are, there are rounds alone. ``content``: as in ``comparison.json``."""
+    totals = [r["curve"][-1]["bytes"] for r in content["runs"] if r["curve"] and r["curve"][-1]["bytes"] is not None]
+    figure, panels = _axes(12, 5, panels=2) if totals else _axes(7, 5)
+    left, right = panels if totals else (panels, None)
     lines = []
     for i, name in enumerate(content["algorithms"]):
         runs = [r for r in content["runs"] if r["algorithm"] == name]
@@ -221,8 +222,10 @@ def comparison(content: Mapping[str, Any], form: Form = "png") -> bytes:
         means = [sum(s) / len(s) for s in scores]
         style, label = _style(i), _plain(name) + _whose(runs[0])
         rounds = [column[0]["round"] for column in columns]
-        megabytes = [sum(p["bytes"] for p in column) / len(column) / 1e6 for column in columns]
-        for axes, x in ((left, rounds), (right, megabytes)):
+        places = [(left, rounds)]
+        if right is not None and columns[-1][0]["bytes"] is not None:
+            places.append((right, [sum(p["bytes"] for p in column) / len(column) / 1e6 for column in columns]))
+        for axes, x in places:
             _band(axes, x, scores, style["color"])
             (line,) = axes.plot(x, means, label=label, **style)
         lines.append((means[-1], line))
@@ -232,11 +235,12 @@ def comparison(content: Mapping[str, Any], form: Form = "png") -> bytes:
         left.set_yscale("log", nonpositive="mask")
         _plain_ticks(left.yaxis)
     _over_rounds(left)
-    right.set_xlabel("MB sent up and down by all clients, first contact included")
-    if logarithmic:
-        right.set_xscale("log", nonpositive="mask")  # leaves out the score before the first round, at 0 bytes
-        _plain_ticks(right.xaxis)
-    for axes in (left, right):
+    if right is not None:
+        right.set_xlabel("MB sent up and down by all clients, first contact included")
+        if max(totals) > _FAR_APART * min(totals) > 0:
+            right.set_xscale("log", nonpositive="mask")  # leaves out the score before the first round, at 0 bytes
+            _plain_ticks(right.xaxis)
+    for axes in figure.axes:
         axes.grid(alpha=0.25, lw=0.5)
     left.set_title(_shared_settings(content), loc="left")
     _legend(figure, lines)

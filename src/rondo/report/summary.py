@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -25,17 +25,36 @@ def totals(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+WITHHELD = "not told: how many clients took part is a secret"
+"""What stands in place of costs where :func:`secret_turnout`."""
+
+
+def secret_turnout(privacy: Mapping[str, Any] | None) -> bool:
+    """As :attr:`rondo.config.schema.RunConfig.secret_turnout`, of a section ``[privacy]`` or what is told of it: then
+    bytes, seconds and failures, which follow from it, are shown to nobody but the server's owner."""
+    return privacy is not None and privacy["unit"] == "client" and privacy["adversary"] == "reader"
+
+
+def guarantees(privacy: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What is protected against whom, and how far. ``privacy``: as in ``summary.json``."""
+    if privacy["unit"] is not None:
+        of = {"client": "clients", "example": "rows"}[privacy["unit"]]
+        against = {"reader": "who reads the released model", "server": "the server too"}[privacy["adversary"]]
+        if privacy.get("colluding"):
+            against += f" with {privacy['colluding']} of the sites"
+        epsilon = privacy["epsilon"]
+        bound = "none" if epsilon is None else f"epsilon {epsilon:.3g} at delta {privacy['delta']:g}"
+        valid = "" if privacy["epsilon_valid"] else ", NOT VALID: privacy.debug_seed is set"
+        yield f"differential privacy of {of}, against {against}", f"{bound}{valid}"
+    if privacy["secure_aggregation"]:
+        yield "masked sums, against the server", "it sees sums alone"
+    if privacy["simulation"] and (privacy["secure_aggregation"] or privacy["adversary"] == "server"):
+        yield "against the machine of this simulation", "nothing"
+
+
 def guarantee_line(privacy: Mapping[str, Any]) -> str:
-    """The guarantee of a run with differential privacy in a sentence. ``privacy``: as in ``summary.json``."""
-    of = {"client": "clients", "example": "rows"}[privacy["unit"]]
-    against = {"reader": "who reads the released model", "server": "the server too"}[privacy["adversary"]]
-    if (privacy["unit"], privacy["adversary"]) == ("client", "server") and privacy["colluding"]:
-        against += f" with {privacy['colluding']} of the sites"
-    epsilon = (
-        "none" if privacy["epsilon"] is None else f"epsilon {privacy['epsilon']:.3g} at delta {privacy['delta']:g}"
-    )
-    line = f"differential privacy of {of}, against {against}: {epsilon}"
-    return line if privacy["epsilon_valid"] else f"{line}, NOT VALID: privacy.debug_seed is set"
+    """:func:`guarantees` in a sentence."""
+    return "; ".join(": ".join(guarantee) for guarantee in guarantees(privacy))
 
 
 def costs(history: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:

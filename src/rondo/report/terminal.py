@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rondo.errors import visible
+from rondo.report.summary import WITHHELD, guarantees, secret_turnout
 
 
 def plain_console(**options: Any) -> Console:
@@ -77,19 +78,15 @@ def comparison_columns(content: Mapping[str, Any]) -> tuple[str, ...]:
 def comparison_rows(content: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """The rows of :func:`comparison_table`."""
     for name, stats in content["algorithms"].items():
-        up, down, first, seconds = (
-            stats[key]["mean"] for key in ("bytes_up", "bytes_down", "bytes_first_contact", "train_seconds")
-        )
+        seconds = stats["train_seconds"]["mean"]
         yield (
             name,
             stats["head"] or "-",
             *(_of_model(stats[key]) for key in _score_columns(content)),
             *(_measured(stats["measures"].get(measure)) for measure in _measures(content)),
             *_answers(content, stats),
-            human_bytes(up),
-            human_bytes(down),
-            human_bytes(first),
-            f"{seconds:.0f}",
+            *(_bytes(stats[key]) for key in ("bytes_up", "bytes_down", "bytes_first_contact")),
+            "-" if seconds is None else f"{seconds:.0f}",
             *(
                 "-" if (mean := stats[key]["mean"]) is None else f"{mean:.2g}"
                 for key in ("server_seconds_per_round", "flops_per_client_round", "interference")
@@ -122,9 +119,14 @@ def _answers(content: Mapping[str, Any], stats: Mapping[str, Any]) -> Iterator[s
         rounds, sent, seeds = stats["rounds_to_target"], stats["bytes_to_target"], stats["mean_of_last"]["count"]
         some = "" if rounds["count"] in (0, seeds) else f" ({rounds['count']} of {seeds})"
         yield "-" if rounds["mean"] is None else f"{rounds['mean']:g}{some}"
-        yield "-" if sent["mean"] is None else human_bytes(sent["mean"])
+        yield _bytes(sent)
     if content["at_mb"] is not None:
         yield shown(stats["score_at_mb"])
+
+
+def _bytes(value: Mapping[str, Any]) -> str:
+    """Mean over seeds."""
+    return "-" if value["mean"] is None else human_bytes(value["mean"])
 
 
 def _measured(value: Mapping[str, Any] | None) -> str:
@@ -134,14 +136,29 @@ def _measured(value: Mapping[str, Any] | None) -> str:
     return f"{value['mean']:.3g}" + ("" if value["sd"] is None else f" ± {value['sd']:.2g}")
 
 
+_LEGEND = (
+    "Scores are of the global model where no other is named; down includes the first contact; server s are per "
+    "aggregation, FLOPs per client and round."
+)
+
+
+def comparison_notes(content: Mapping[str, Any]) -> Iterator[str]:
+    """Sentences to :func:`comparison_table`: the guarantees of private runs, and why costs are dashes."""
+    guarantees = {name: stats["guarantee"] for name, stats in content["algorithms"].items() if stats["guarantee"]}
+    for guarantee in dict.fromkeys(guarantees.values()):
+        of = [name for name, own in guarantees.items() if own == guarantee]
+        yield guarantee if len(of) == len(content["algorithms"]) else f"{', '.join(of)}: {guarantee}"
+    if any(secret_turnout(run["privacy"]) for run in content["runs"]):
+        yield f"bytes and seconds are {WITHHELD}"
+
+
 def comparison_table(content: Mapping[str, Any]) -> Table:
     """A comparison, one row per algorithm: means over seeds, with standard deviations for scores. ``content``: as in
     ``comparison.json``. A score names its model unless that is the global one."""
     table = Table(
         title=comparison_title(content),
         title_justify="left",
-        caption="Scores are of the global model where no other is named; down includes the first contact; server s are "
-        "per aggregation, FLOPs per client and round.",
+        caption="\n".join([_LEGEND, *map(visible, comparison_notes(content))]),
         caption_justify="left",
         box=None,
         pad_edge=False,
@@ -264,10 +281,7 @@ def score_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     if best is not None and best["rounds"] != summary["rounds"]:
         yield f"best, after round {best['rounds']}: {title}", "", score_cell(best[primary])
     if (privacy := summary.get("privacy")) is not None:
-        valid = "" if privacy["epsilon_valid"] else ", NOT VALID: privacy.debug_seed"
-        of = {"client": "clients", "example": "rows"}[privacy["unit"]]
-        epsilon = "infinite" if privacy["epsilon"] is None else f"{privacy['epsilon']:.3g}"
-        yield f"epsilon at delta {privacy['delta']:g}, {of}{valid}", "", epsilon
+        yield from ((protected, "", bound) for protected, bound in guarantees(privacy))
     if "local_only" in summary:
         local = summary["local_only"]
         if local.get("test") is not None:
@@ -286,6 +300,9 @@ def _at_clients(label: str, title: str, spread: Mapping[str, Any]) -> Iterator[t
 
 
 def _cost_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    if secret_turnout(summary.get("privacy")):
+        yield f"bytes, seconds and failures are {WITHHELD}", "", "-"
+        return
     traffic, seconds = summary["bytes"], summary["seconds"]
     yield "up, per client and round", "", human_bytes(traffic["up_per_client_round"])
     yield "down, per client and round", "", human_bytes(traffic["down_per_client_round"])

@@ -37,7 +37,8 @@ class Finding(Decided):
 
     - ``rounds``: after how many the runs of each of its arms end (:func:`ended`).
     - ``equal_bytes``: a contrast's where no client of the claim's runs has, in the mean over a run's clients, sent and
-      received more than those of the most frugal run do in all; None without a value by then, and of a bound.
+      received more than those of the most frugal run do in all; None without a value by then, where bytes are a
+      secret, and of a bound.
     """
 
     of: Contrast | Bound
@@ -111,8 +112,11 @@ def _at_equal_bytes(
     differences = []
     for seed in seeds:
         keys = [(arm, seed) for arm in claim.arms]
+        sent = {key: own[-1] for key in keys if (own := curves[key].bytes) is not None}
+        if len(sent) < len(keys):
+            return None
         # A run that could not finish does not cut the others short.
-        least = min(curves[key].bytes[-1] for key in ([key for key in keys if key not in stopped] or keys))
+        least = min(sent[key] for key in ([key for key in keys if key not in stopped] or keys))
         values = {key: curves[key].until(bytes=least).values for key in keys}
         if not all(values.values()):
             return None

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import platform
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from rondo.report import pictures
+from rondo.report.summary import WITHHELD
 from rondo.report.terminal import human_bytes
 from rondo.reproduce.entry import Bound, Contrast, Entry
 from rondo.reproduce.findings import Decided, Finding, ended, findings, finished
@@ -53,6 +54,7 @@ def shown(value: float | None) -> str:
 
 def _page(trials: Trials, of_claims: Sequence[Finding], curves: Mapping[str, list[Curve]]) -> str:
     entry = trials.entry
+    secret = {arm for arm, of_arm in curves.items() if any(curve.bytes is None for curve in of_arm)}
     lines = [
         f"# {entry.title}",
         "",
@@ -65,14 +67,15 @@ def _page(trials: Trials, of_claims: Sequence[Finding], curves: Mapping[str, lis
         + f". Seeds {_listed(entry.seeds)}; differences are paired by seed, intervals are of 95 % (Student's t), p is "
         "corrected by Holm for the claims of this page. Where the runs of a claim end after different numbers of "
         "rounds, each arm's is given. At equal bytes per client, a run is scored when its clients, in the mean, have "
-        "sent and received what those of the most frugal run do in all.",
+        "sent and received what those of the most frugal run do in all."
+        + (f" Of private clients, bytes are {WITHHELD}." if secret else ""),
         "",
         "| claim | paper | what counts | at the end of each run | verdict | at equal bytes per client | verdict | "
         "seeds |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for claim, finding in zip_longest(entry.claims, of_claims):
-        numbers = (*_cells(finding, trials), len(finding.paired.differences)) if finding else _UNDECIDED
+        numbers = (*_cells(finding, trials, secret), len(finding.paired.differences)) if finding else _UNDECIDED
         lines.append(_row(claim.claim, _paper(claim, entry), _counts(claim), *numbers))
     if curves:
         lines += [
@@ -120,7 +123,7 @@ def _arm(trials: Trials, arm: str, of_arm: Sequence[Curve]) -> str:
         len(of_arm),
         ended(of_arm),
         of_arm[0].clients,
-        human_bytes(statistics.fmean(curve.bytes[-1] for curve in of_arm)),
+        human_bytes(statistics.fmean(sent)) if (sent := [c.bytes[-1] for c in of_arm if c.bytes is not None]) else "-",
         ", ".join(f"{key} = {value}" for key, value in trials.tuned(arm).items()) or "-",
     )
 
@@ -171,11 +174,13 @@ def here(claim: Contrast | Bound, decided: Decided, trials: Trials) -> str:
     return f"{mean} [{', '.join(ends)}]" if ends else mean
 
 
-def _cells(finding: Finding, trials: Trials) -> tuple[str, str, str, str]:
-    """The cells of a claim's numbers and of their verdict, at the end and at equal bytes."""
+def _cells(finding: Finding, trials: Trials, secret: Set[str]) -> tuple[str, str, str, str]:
+    """The cells of a claim's numbers and of their verdict, at the end and at equal bytes. ``secret``: the arms whose
+    bytes are."""
     of_end = (here(finding.of, finding, trials) + _p(finding) + _rounds(finding), _said(finding.verdict))
     if (of_bytes := finding.equal_bytes) is None:
-        return *of_end, "-", "-" if isinstance(finding.of, Bound) else "a run has no score at so few bytes"
+        none = isinstance(finding.of, Bound) or not secret.isdisjoint(finding.of.arms)
+        return *of_end, "-", "-" if none else "a run has no score at so few bytes"
     return *of_end, here(finding.of, of_bytes, trials) + _p(of_bytes), _said(of_bytes.verdict)
 
 

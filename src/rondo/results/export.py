@@ -148,8 +148,9 @@ def _card(opened: Reopened, form: Form, notes: Sequence[str]) -> tuple[Facts, st
     directory, point = opened.directory, opened.point
     report, manifest = directory.read("partition.json"), directory.manifest()
     facts = Facts.of(directory.config(), opened.assembly, report, manifest["versions"])
-    after = directory.rounds()[point.rounds - 1]["scores"] if point.rounds else {}
-    return facts, card(facts, form, rounds=point.rounds, before=point.scores["before"], after=after, notes=notes)
+    record = directory.rounds()[point.rounds - 1] if point.rounds else {"scores": {}}
+    told = {"before": point.scores["before"], "after": record["scores"], "guarantee": record.get("guarantee")}
+    return facts, card(facts, form, rounds=point.rounds, notes=notes, **told)
 
 
 def _notes(client: str | None, rank: int | None, error: float) -> Iterator[str]:

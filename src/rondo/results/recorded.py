@@ -53,6 +53,7 @@ class _Round(_Shape):
     titles: dict[str, str] = {}
     epsilon: float | None = None
     epsilon_valid: bool = True
+    guarantee: str | None = None
 
 
 class _Client(_Shape):
@@ -74,21 +75,12 @@ class _Sample(_Shape):
     after: str
 
 
-class _Privacy(_Shape):
-    unit: str
-    adversary: str
-    delta: float
-    epsilon: float | None
-    epsilon_valid: bool
-
-
 class _Summary(_Shape):
     primary: str
     before: dict[str, dict[str, Any]]
     after: dict[str, dict[str, Any]]
     measures: dict[str, dict[str, float]]
     samples: list[_Sample] = []
-    privacy: _Privacy | None = None
 
 
 class _Claim(_Shape):

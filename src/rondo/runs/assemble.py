@@ -117,6 +117,11 @@ class Assembly:
         return replace(self, population=replace(self.population, report={}))
 
     @property
+    def simulated(self) -> bool:
+        """Whether the rows of all clients are on this machine."""
+        return True
+
+    @property
     def model_sha256(self) -> str:
         """SHA-256 of the base model's identity: weights, configuration and tokenizer."""
         return hashlib.sha256(json.dumps(self.model.identity, sort_keys=True).encode()).hexdigest()

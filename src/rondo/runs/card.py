@@ -87,12 +87,14 @@ def card(
     before: Mapping[str, Any],
     after: Mapping[str, Any],
     notes: Sequence[str] = (),
+    guarantee: str | None = None,
 ) -> str:
     """The text of the card.
 
     ``rounds``: the round after which the result stands.
     ``before``, ``after``: scores by kind, as in ``summary.json``.
     ``notes``: sentences about this result, placed after the scores.
+    ``guarantee``: what ``[privacy]`` protects after that round.
     """
     scores = {"before": before, "after": after, "primary": facts.primary, "titles": facts.titles, "best": None}
     table = [f"| {_line(label)} | {old or '-'} | {new} |" for label, old, new in score_rows(scores)]
@@ -107,6 +109,7 @@ def card(
         "\n## Scores\n",
         *(["| | before | after |", "|---|---|---|", *table] if table else ["No round was scored."]),
         *(f"\n{note}" for note in notes),
+        *([] if guarantee is None else ["\n## Privacy\n", f"Of what clients share: {guarantee}."]),
         "\n## How to load it\n",
         _loading(facts, form),
         "\n### Framework versions\n",

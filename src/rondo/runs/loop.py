@@ -86,7 +86,7 @@ class Runner:
         self.resumed, self.past_skips, self.workers = resumed, past_skips, workers
         self.lost_workers = 0
         self.guarantee: Mapping[str, Any] | None = None
-        """Differential privacy of everything published so far."""
+        """What ``[privacy]`` protects in everything published so far."""
 
     def run(self) -> RunResult:
         """Run all remaining rounds and finish."""
@@ -103,12 +103,19 @@ class Runner:
                     self._write_adapter(
                         self.directory.adapter, self.done, self.recent[-1]["scores"] if self.recent else {}
                     )
-            raise type(stopped)(f"{stopped}. Committed rounds are in {self.directory.path}") from None
+            raise type(stopped)(self._ended(f"{stopped}")) from None
         except Exception as error:  # in training it costs a client, elsewhere the run
             if not is_out_of_memory(error):
                 raise
             message = f"out of memory: {error}. Lower evaluation.batch_size, or give it more memory"
-            raise RunStopped(f"{message}. Committed rounds are in {self.directory.path}") from error
+            raise RunStopped(self._ended(message)) from error
+
+    def _ended(self, why: str) -> str:
+        """The message of a run that stopped, which its log has too, if it can be written."""
+        message = f"{why}. Committed rounds are in {self.directory.path}"
+        with suppress(RunStopped):
+            self._log(f"stopped: {message}")
+        return message
 
     def _compose(self) -> None:
         """Put the federation together, at its start or at the newest checkpoint."""
@@ -219,15 +226,17 @@ class Runner:
         self.lost_workers = len(lost)
         self.observer.round_done(record)
 
-    def _note_guarantee(self, record: Mapping[str, Any]) -> None:
-        """Note what differential privacy there is after the round of ``record``, if any."""
-        privacy = self.config.privacy
+    def _note_guarantee(self, record: dict[str, Any]) -> None:
+        """Note what ``[privacy]`` protects after the round of ``record``, if anything, and say so in the record."""
+        privacy, keys = self.config.privacy, ["unit", "adversary", "secure_aggregation"]
+        if privacy.adversary is None:
+            return
         if privacy.unit is not None:
-            keys = ["unit", "adversary", "delta", "clip", "noise", "budget"]
-            if self.config.shares_noise:
-                keys.append("colluding")
-            spent = {key: record[key] for key in ("epsilon", "epsilon_valid")}
-            self.guarantee = {**spent, **{key: getattr(privacy, key) for key in keys}}
+            keys += ["delta", "clip", "noise", "budget", *(["colluding"] if self.config.shares_noise else [])]
+        spent: dict[str, Any] = {key: record[key] for key in ("epsilon", "epsilon_valid") if key in record}
+        told = {key: getattr(privacy, key) for key in keys}
+        self.guarantee = {**spent, **told, "simulation": self.assembly.simulated}
+        record["guarantee"] = guarantee_line(self.guarantee)
 
     def _score(self, record: dict[str, Any], done: int) -> None:
         """Add the scores that are due after ``done`` rounds to the last one's record, and note the best."""
@@ -300,9 +309,8 @@ class Runner:
         server, model, facts = self.federation.server, self.assembly.model, self.facts
         seen, base = self.federation.scorer.newcomer(server.state, server.round(rounds))
         before = self.scores["before"]
-        if self.guarantee is not None:
-            notes = (*notes, guarantee_line(self.guarantee))
-        text = card(facts, model.form, rounds=rounds, before=before, after=scores, notes=notes)
+        guarantee = None if self.guarantee is None else guarantee_line(self.guarantee)
+        text = card(facts, model.form, rounds=rounds, before=before, after=scores, notes=notes, guarantee=guarantee)
         with written(self.directory.path):
             durable.write_folder(folder, lambda folder: save(folder, model, seen, base, facts, text))
 

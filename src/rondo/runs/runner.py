@@ -207,7 +207,8 @@ def _same(run: Stopped, given: Given, workers: RayWorkers | None, observer: Obse
 def _watching(observer: Observer | None, config: RunConfig) -> Iterator[Observer]:
     """``observer``, or without one progress bars in a notebook, and lines to the logger elsewhere."""
     if observer is None and in_notebook():
-        with notebook_progress(f"{config.algorithm.name}, seed {config.seed}", config.rounds) as shown:
+        title = f"{config.algorithm.name}, seed {config.seed}"
+        with notebook_progress(title, config.rounds, secret_turnout=config.secret_turnout) as shown:
             yield shown
     elif observer is None:
         with logged(config.rounds) as shown:

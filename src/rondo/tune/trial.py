@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, RunStopped
+from rondo.runs.reason import reason
 from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory, to_toml
 from rondo.tune.tuning import Point
@@ -81,18 +82,20 @@ class Curve:
     first round too.
 
     ``bytes``: up and down, the mean over all clients of the run, those that were never drawn among them: the sum over
-    clients would grow with their number, whatever each of them sends.
+    clients would grow with their number, whatever each of them sends. None where they would tell how many took part,
+    and that is a secret.
     """
 
     rounds: list[int]
-    bytes: list[float]
+    bytes: list[float] | None
     values: list[float]
     clients: int = 1
 
     def until(self, *, rounds: float = math.inf, bytes: float = math.inf) -> Curve:
         """The part with no more than so many rounds and bytes."""
-        count = sum(r <= rounds and b <= bytes for r, b in zip(self.rounds, self.bytes, strict=True))
-        return Curve(self.rounds[:count], self.bytes[:count], self.values[:count], self.clients)
+        sent = self.bytes or [0.0] * len(self.rounds)
+        count = sum(r <= rounds and b <= bytes for r, b in zip(self.rounds, sent, strict=True))
+        return Curve(self.rounds[:count], self.bytes and self.bytes[:count], self.values[:count], self.clients)
 
     def largest_factor(self) -> float:
         """The largest ratio of a value to the one before; 0 of a single value."""
@@ -123,7 +126,8 @@ class Score:
         summary = directory.read("summary.json") if directory.finished else None
         before = {} if summary is None else summary["measures"]["before"]
         clients = len(directory.read("partition.json")["clients"]) if summary is None else summary["clients"]
-        curve = Curve([], [], [], clients)
+        sent = list[float]()
+        curve = Curve([], None if trial.config.secret_turnout else sent, [], clients)
         start = {"round": -1, "bytes_up": 0, "bytes_down": 0, "scores": {}, "measures": before}
         for record in [start, *directory.rounds()]:
             done = record["round"] + 1
@@ -135,7 +139,7 @@ class Score:
                 message = f"{self.metric} is {value} after {done} rounds of {trial.folder.name}"
                 raise ConfigError.at("log10", f"{message}, which has no logarithm: make fewer rounds", str(trial))
             curve.rounds.append(done)
-            curve.bytes.append(total / clients)
+            sent.append(total / clients)
             curve.values.append(value)
         if curve.rounds in ([], [0]):
             where = " on rows held out" if trial.held_out else ""
@@ -247,8 +251,8 @@ class Runs:
         """Seconds of each run that is finished."""
         return [r.read("summary.json")["seconds"]["all"] for r in self._finished()]
 
-    def _note(self, trial: Trial, reason: str) -> None:
-        self.stopped[self._key(trial)] = reason
+    def _note(self, trial: Trial, message: str) -> None:
+        self.stopped[self._key(trial)] = reason(message, trial.config, trial.folder)
         content = json.dumps(self.stopped, indent=2, ensure_ascii=False).encode()
         durable.write_all(self.folder, {"stopped.json": content})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,20 @@ def test_tracker_that_always_fails_ends_the_follower_alone(about: About) -> None
     tracker = Notes(fails={2: 99, -1: 1})
     follower = followed(about, tracker, says(1, 2, 3, ending="finished"))
     assert (tracker.told, follower.told, follower.faults, follower.closed) == ([1], 1, 4, False)
+
+
+@pytest.mark.parametrize("ending", ["finished", None])
+def test_rounds_of_a_secret_turnout_are_told_together_at_the_end(about: About, ending: str | None) -> None:
+    """The time between two rounds tells how many clients trained in the later one."""
+    tracker = Notes()
+
+    def lines() -> Iterator[bytes]:
+        for line in says(1, 3, 6, ending=ending):
+            yield line
+            assert (tracker.opened, tracker.told) == (0, [])
+
+    followed(replace(about, settings={"privacy.unit": "client"}), tracker, lines())
+    assert (tracker.opened, tracker.told, tracker.ended) == (1, [1, 2, 3, 4, 5, 6], ending or "stopped")
 
 
 def test_input_gives_its_last_line_and_ends() -> None:

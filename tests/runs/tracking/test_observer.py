@@ -125,6 +125,24 @@ def test_resumed_run_goes_on_with_its_tracked_run(package: Path, tmp_path: Path)
     assert json.loads((tmp_path / "run" / "tracking.json").read_text()) == first
 
 
+class Slow(Quiet):
+    """A run whose rounds take longer than a follower's start."""
+
+    def round_done(self, record: Any) -> None:
+        time.sleep(0.5)
+
+
+def test_tracker_begins_after_the_last_round_of_a_secret_turnout(package: Path, tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting")
+    private = {"adversary": "reader", "unit": "client", "clip": 1.0, "noise": 1.0, "delta": 1e-3}
+    clients = {"sampling": "full", "weighting": "uniform"}
+    secret = {**config(tmp_path, "wandb"), "privacy": private, "clients": clients, "evaluation": {}}
+    result = rondo.run(secret, run_dir=tmp_path / "run", device="cpu", observer=Slow())
+    assert pretend_wandb.rounds(result.run_dir) == [[1, 2, 3, 4]]
+    (begun,) = (int(folder.name.split("-")[2]) for folder in (result.run_dir / "wandb").iterdir())
+    assert begun >= (result.run_dir / "metrics.jsonl").stat().st_mtime_ns
+
+
 @pytest.mark.slow
 def test_overwritten_run_is_another_to_its_tracker(package: Path, tmp_path: Path) -> None:
     ids = []

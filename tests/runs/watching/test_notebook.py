@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 import rondo
+from rondo.config import load
 from rondo.models.kernels.quiet import quiet
+from rondo.runs.runner import _watching
 from rondo.runs.watching.notebook import NotebookBars, notebook_progress
 from small_runs import WHOLE, reviews, save_tiny_bert, settings, write_rows
 
@@ -88,6 +90,18 @@ def test_bars_name_phase_rounds_and_clients() -> None:
     assert bars.shown()["text/plain"].endswith(
         "stopped 1 of 3 rounds training loss 0.500, test accuracy 0.750, 1.5 kB, 0:00"
     )
+
+
+def test_output_that_stays_tells_nothing_of_a_secret_turnout(kernel: Screen) -> None:
+    private = {"adversary": "reader", "unit": "client", "clip": 1.0, "noise": 1.0, "delta": 1e-3}
+    clients = {"sampling": "full", "weighting": "uniform"}
+    config = load({"rounds": 3, "algorithm": {"name": "rolora"}, "privacy": private, "clients": clients})
+    with _watching(None, config) as bars:
+        bars.round_started(0, 2)
+        bars.client_done("client-1", None)
+        bars.round_done(RECORD)
+    left = kernel.outputs[0][-1]["text/plain"]
+    assert left == "rolora, seed 0\ndone 1 of 3 rounds training loss 0.500, test accuracy 0.750"
 
 
 def test_bars_count_from_the_resumed_round(monkeypatch: pytest.MonkeyPatch) -> None:

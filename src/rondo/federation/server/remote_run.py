@@ -78,6 +78,10 @@ class RemoteRun(Assembly):
     saved: SavedSum
     """The state of a masked sum."""
 
+    @property
+    def simulated(self) -> bool:
+        return False
+
     def start(self) -> Start:
         """Make the first state. No step is taken here, so none is measured."""
         return Start(self.first_state(), 0.0)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rondo.report.summary import secret_turnout
+
 
 @dataclass(frozen=True)
 class Recorded:
@@ -65,8 +67,7 @@ class Recorded:
     def secret_turnout(self) -> bool:
         """Whether how many clients took part in a round is a secret, and so what follows from it: bytes, seconds,
         failures."""
-        privacy = self.config.get("privacy") or {}
-        return privacy.get("unit") == "client" and not privacy.get("secure_aggregation")
+        return secret_turnout(self.config.get("privacy"))
 
     @property
     def titles(self) -> Mapping[str, str]:

@@ -13,7 +13,7 @@ from rondo.report.page.markup import Html, interval, number, table, tag
 from rondo.report.page.recorded import Claim, Recorded
 from rondo.report.page.scores import primary_of, worst_tenth
 from rondo.report.student import half_interval
-from rondo.report.summary import guarantee_line, totals
+from rondo.report.summary import totals
 from rondo.report.terminal import human_bytes
 
 _OUTCOMES = {"nonfinite_loss": "loss not finite", "nonfinite_parameters": "parameters not finite"}
@@ -149,15 +149,11 @@ def last_failures(groups: Sequence[Group], most: int = 20) -> Html | None:
 
 
 def guarantees(groups: Sequence[Group]) -> Html | None:
-    """The guarantee of each run with differential privacy in a sentence."""
-    rows = []
-    for run in (run for group in groups for run in group.runs):
-        privacy = dict(run.config.get("privacy") or {})
-        if privacy.get("unit") is None or not run.rounds:
-            continue
-        spent = {key: run.rounds[-1].get(key) for key in ("epsilon", "epsilon_valid")}
-        rows.append([run.name, guarantee_line({**privacy, **spent})])
-    return table(("run", "guarantee"), rows, caption="Differential privacy", numbers=False) if rows else None
+    """What ``[privacy]`` protects in each run that has it, in a sentence."""
+    runs = (run for group in groups for run in group.runs)
+    rows = [[run.name, said] for run in runs if run.rounds and (said := run.rounds[-1].get("guarantee")) is not None]
+    caption = "What is protected, and from whom"
+    return table(("run", "guarantee"), rows, caption=caption, numbers=False) if rows else None
 
 
 def answers(run: Recorded) -> Html | None:

@@ -17,6 +17,7 @@ from rondo.runs.compare.places import Planned, Settled, check_dealt, folder_of, 
 from rondo.runs.compare.variants import Variant
 from rondo.runs.compare.written import written
 from rondo.runs.given import NOTHING, Given
+from rondo.runs.reason import reason
 from rondo.runs.storage.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -83,15 +84,16 @@ def carry_out(
     everything = [place(folder, variant, settled) for variant in variants]
     reasons = _side_by_side(everything, processes, device, stop) if processes > 1 else {}
     for planned in everything:
-        if (reason := reasons.get(planned.run_dir)) is not None:
-            stopped.append({**planned.identity, "run_dir": planned.run_dir.name, "reason": reason})
+        if (why := reasons.get(planned.run_dir)) is not None:
+            stopped.append({**planned.identity, "run_dir": planned.run_dir.name, "reason": why})
             continue
         with watch(planned) if watch is not None and processes == 1 else nullcontext() as observer:
             try:
                 if processes == 1:
                     make(planned, device, given, observer, stop)
             except errors.RunStopped as error:
-                stopped.append({**planned.identity, "run_dir": planned.run_dir.name, "reason": str(error)})
+                why = reason(str(error), planned.config, planned.run_dir)
+                stopped.append({**planned.identity, "run_dir": planned.run_dir.name, "reason": why})
                 continue
         gc.collect()  # hooks keep a model in a cycle; free it before the next one is loaded
         check_dealt(partitions, planned, RunDirectory(planned.run_dir).read("partition.json"))
@@ -109,8 +111,10 @@ def _side_by_side(
     jobs = [Job(str(run), run.config, run.run_dir, resumes=run.state == "unfinished") for run in left]
     reasons = {}
     for ended in in_processes(jobs, processes, device, _SOURCE, stop=stop, shows_rounds=True):
-        if (reason := ended.stopped or ended.died) is not None:
-            reasons[ended.job.run_dir] = reason
+        if ended.stopped is not None:
+            reasons[ended.job.run_dir] = reason(ended.stopped, ended.job.config, ended.job.run_dir)
+        elif ended.died is not None:
+            reasons[ended.job.run_dir] = ended.died
     return reasons
 
 

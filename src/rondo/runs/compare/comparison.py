@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rondo.report.html import html_table
 from rondo.report.over_seeds import run_rows
-from rondo.report.terminal import comparison_columns, comparison_rows, comparison_title
+from rondo.report.terminal import comparison_columns, comparison_notes, comparison_rows, comparison_title
 
 if TYPE_CHECKING:
     import pandas
@@ -46,13 +46,13 @@ class Comparison:
     stopped: list[dict[str, Any]]
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row per run: its method, seed and varied values, scores with the model of each, bytes, seconds. It is the
-        content of ``comparison.csv``."""
+        """One row per run: its method, seed and varied values, scores with the model of each, bytes, seconds (none
+        where they are a secret). It is the content of ``comparison.csv``."""
         import pandas
 
         return pandas.DataFrame(run_rows(self.runs))
 
     def _repr_html_(self) -> str:
         content = asdict(self)
-        title = (comparison_title(content), str(self.out))
+        title = (comparison_title(content), str(self.out), *comparison_notes(content))
         return html_table(title, comparison_columns(content), comparison_rows(content))

@@ -35,7 +35,8 @@ class Question:
 
 
 def numbers(planned: Planned, question: Question) -> dict[str, Any]:
-    """The numbers of a finished run, read from its directory. Bytes are summed over all clients and rounds."""
+    """The numbers of a finished run, read from its directory. Bytes are summed over all clients and rounds; they and
+    seconds are None where they would tell how many clients took part, and that is a secret."""
     directory = RunDirectory(planned.run_dir)
     summary, rounds = directory.read("summary.json"), directory.rounds()
     primary, traffic = summary["primary"], summary["bytes"]
@@ -54,11 +55,14 @@ def numbers(planned: Planned, question: Question) -> dict[str, Any]:
         found = score_of(scores, kinds, primary)
         return None if found is None else found["score"]
 
-    points = [(0, 0, score(summary["before"], summary["measures"]["before"]))]
+    def told(cost: Any) -> Any:
+        return None if planned.config.secret_turnout else cost
+
+    points = [(0, told(0), score(summary["before"], summary["measures"]["before"]))]
     total_bytes = 0
     for record in rounds:
         total_bytes += record["bytes_up"] + record["bytes_down"]
-        points.append((record["round"] + 1, total_bytes, score(record["scores"], record.get("measures", {}))))
+        points.append((record["round"] + 1, told(total_bytes), score(record["scores"], record.get("measures", {}))))
     curve = [{"round": r, "bytes": b, "score": s} for r, b, s in points if s is not None]
     interference = [(r.get("diagnostics") or {}).get("interference") for r in rounds]
     return {
@@ -72,18 +76,19 @@ def numbers(planned: Planned, question: Question) -> dict[str, Any]:
         "title": summary["titles"].get(primary, primary),
         "curve_of": primary if measure is None else measure,
         "head": summary["head"],
+        "privacy": summary.get("privacy"),
         "score": scored or own_rows,
         "test": test,
         "own_rows": own_rows,
         "fine_tuned": fine_tuned,
         "measures": measures,
         **answers(curve, question, higher_is_better=measure is None and higher_is_better(planned.config, primary)),
-        "bytes_up": traffic["up"],
-        "bytes_down": traffic["down"],
-        "bytes_first_contact": traffic["first_contact"],
-        "train_seconds": summary["seconds"]["train"],
-        "seconds": summary["seconds"]["all"],
-        **{key: costs(rounds)[key] for key in ("server_seconds_per_round", "flops_per_client_round")},
+        "bytes_up": told(traffic["up"]),
+        "bytes_down": told(traffic["down"]),
+        "bytes_first_contact": told(traffic["first_contact"]),
+        "train_seconds": told(summary["seconds"]["train"]),
+        "seconds": told(summary["seconds"]["all"]),
+        **{key: told(costs(rounds)[key]) for key in ("server_seconds_per_round", "flops_per_client_round")},
         "interference": mean_and_deviation(interference)["mean"],
         "curve": curve,
     }
@@ -108,7 +113,7 @@ def answers(curve: Sequence[Mapping[str, Any]], question: Question, *, higher_is
 
 
 def _score_at(curve: Sequence[Mapping[str, Any]], at_mb: float | None) -> float | None:
-    if at_mb is None or not curve or curve[-1]["bytes"] < at_mb * 1e6:
+    if at_mb is None or not curve or curve[-1]["bytes"] is None or curve[-1]["bytes"] < at_mb * 1e6:
         return None
     return next((point["score"] for point in reversed(curve) if point["bytes"] <= at_mb * 1e6), None)
 

@@ -9,7 +9,7 @@
     metrics.jsonl     one line per round; a line counts once a checkpoint covers it
     adapter/          the result as a PEFT adapter (for personal methods: the cold-start model)
     adapter-best/     the same after the round with the best score
-    run.log           one line per round, with the time
+    run.log           one line per round, with the time, and why the run stopped
     privacy.key       the secret of sampling and noise, privacy.json the sums given noise (differential privacy)
     tracking.json     the id by which trackers know the run; track-NAME.log: all that a tracker prints
     summary.json      scores before and after, bytes, seconds

@@ -75,15 +75,20 @@ class Follower:
 
 
 def follow(lines: Iterator[bytes], follower: Follower) -> int:
-    """Follow a run by what it says. Returns the number of rounds that it had at its end."""
+    """Follow a run by what it says. Returns the number of rounds that it had at its end.
+
+    Where how many clients took part is a secret, all rounds are told at the end: a tracker keeps the time at which it
+    is told each, and the time of a round tells how many trained in it.
+    """
     rounds = 0
     ending: Ending = "stopped"
     for line in lines:
         said: Mapping[str, Any] = json.loads(line)
         rounds, ending = int(said["rounds"]), said.get("ending", "stopped")
-        follower.up_to(rounds)
+        if not follower.about.secret_turnout:
+            follower.up_to(rounds)
     if (follower.told or 0) < rounds:
-        follower.up_to(rounds)  # a last try
+        follower.up_to(rounds)  # a last try, or the only one
     follower.close(ending)
     return rounds
 

@@ -31,15 +31,17 @@ def in_notebook() -> bool:
 
 class NotebookBars(Speaker):
     """Two bars, as of :class:`rondo.runs.watching.progress.Bars`, drawn as HTML. The one of clients goes when the run
-    ends."""
+    ends, and with ``secret_turnout`` all else that would tell how many took part: the notebook may be handed on."""
 
-    def __init__(self, title: str, rounds: int) -> None:
+    def __init__(self, title: str, rounds: int, *, secret_turnout: bool = False) -> None:
         super().__init__(set())
+        self.secret_turnout = secret_turnout
         self.title, self.rounds, self.began = title, rounds, time.monotonic()
         self.lines: list[str] = []
         self.state, self.note, self.bytes = "", "", 0
         self.done = self.done_before = 0
         self.first_round: float | None = None
+        self.over = False
         self.clients: int | None = None
         self.answered, self.answer = 0, ""
 
@@ -71,15 +73,17 @@ class NotebookBars(Speaker):
     def round_done(self, record: Mapping[str, Any]) -> None:
         self.done += 1
         self.bytes += record["bytes_up"] + record["bytes_down"]
-        self.note = ", ".join([*measured(record), human_bytes(self.bytes)])
+        sent = [] if self.secret_turnout else [human_bytes(self.bytes)]
+        self.note = ", ".join([*measured(record), *sent])
 
     def ended(self, state: str) -> None:
         """Leave one bar, which says how the run ended."""
-        self.state, self.clients, self.first_round = state, None, None
+        self.state, self.clients, self.first_round, self.over = state, None, None, True
 
     def shown(self) -> dict[str, str]:
         """The state by MIME type. Another thread may call it during the run."""
-        note = ", ".join(filter(None, [self.note, self._times()]))
+        times = "" if self.secret_turnout and self.over else self._times()
+        note = ", ".join(filter(None, [self.note, times]))
         rows = [(self.state, self.done, self.rounds, "rounds", note)]
         if (clients := self.clients) is not None:
             rows.append(("", self.answered, clients, "clients", self.answer))
@@ -111,11 +115,12 @@ def _clock(seconds: float) -> str:
 
 
 @contextmanager
-def notebook_progress(title: str, rounds: int) -> Iterator[Observer]:
-    """Show the progress of a run of ``rounds`` rounds under ``title`` in the output of the current cell."""
+def notebook_progress(title: str, rounds: int, *, secret_turnout: bool = False) -> Iterator[Observer]:
+    """Show the progress of a run of ``rounds`` rounds under ``title`` in the output of the current cell.
+    ``secret_turnout``: as of :class:`NotebookBars`."""
     from IPython.display import display
 
-    bars, over = NotebookBars(title, rounds), threading.Event()
+    bars, over = NotebookBars(title, rounds, secret_turnout=secret_turnout), threading.Event()
     last = bars.shown()
     handle = display(last, raw=True, display_id=True)
 

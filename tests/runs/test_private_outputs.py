@@ -1,0 +1,111 @@
+"""Every output of a run names what its ``[privacy]`` protects and from whom, whichever of the four kinds it is."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import rondo
+from rondo.report.terminal import comparison_table, summary_table
+from rondo.results.page import html
+from rondo.runs.storage.directory import RunDirectory
+from rondo.runs.watching.result import RunResult
+from small_runs import reviews, save_tiny_bert, settings, write_rows
+
+pytest.importorskip("dp_accounting")
+
+NOISE = {"clip": 1.0, "noise": 2.0, "delta": 1e-2}
+MASKS = "masked sums, against the server: it sees sums alone"
+SIMULATED = "against the machine of this simulation: nothing"
+KINDS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "clients": (
+        {"adversary": "reader", "unit": "client", **NOISE},
+        ("differential privacy of clients, against who reads the released model: epsilon ",),
+    ),
+    "rows": (
+        {"adversary": "server", "unit": "example", **NOISE},
+        ("differential privacy of rows, against the server too: epsilon ", SIMULATED),
+    ),
+    "masked sums": ({"adversary": "server", "secure_aggregation": True, "clip": 10.0}, (MASKS, SIMULATED)),
+    "masked sums with noise of the sites": (
+        {"adversary": "server", "secure_aggregation": True, "unit": "client", **NOISE},
+        (
+            "differential privacy of clients, against the server too with 1 of the sites: epsilon ",
+            MASKS,
+            SIMULATED,
+        ),
+    ),
+    "masked sums of rows with noise": (
+        {"adversary": "reader", "secure_aggregation": True, "unit": "example", **NOISE},
+        ("differential privacy of rows, against who reads the released model: epsilon ", MASKS, SIMULATED),
+    ),
+}
+"""A section ``[privacy]`` by kind, and what each of its outputs says."""
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sources")
+    save_tiny_bert(folder / "bert")
+    write_rows(folder / "train.csv", reviews(24))
+    write_rows(folder / "test.csv", reviews(6, seed=1))
+    return folder
+
+
+def printed(table: Any) -> str:
+    console = Console(file=io.StringIO(), width=300, no_color=True)
+    console.print(table)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def outputs(folder: Path, comparison: rondo.Comparison) -> Mapping[str, str]:
+    """Every output of a comparison of one run, by name. A table's row ends with what it says, after its label."""
+    run = RunDirectory(folder / "rolora-seed-0")
+    summary = run.read("summary.json")
+    rondo.export(run.path, folder / "export")
+    result = RunResult(run.rounds(), run.path, summary["after"], summary)
+    found = {file.name: file.read_text() for file in sorted(folder.glob("comparison.*")) if file.suffix != ".png"}
+    del found["comparison.svg"]
+    found |= {"the comparison": printed(comparison_table(vars(comparison))), "its notebook": comparison._repr_html_()}
+    found |= {f"round {record['round']}": json.dumps(record) for record in run.rounds()}
+    found |= {"the table": printed(summary_table(summary)), "the notebook": result._repr_html_()}
+    found |= {f"{name}, card": (run.path / name / "README.md").read_text() for name in ("adapter", "adapter-best")}
+    return found | {"the page": html([folder]), "export, card": (folder / "export" / "README.md").read_text()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_output_names_the_adversary(kind: str, sources: Path, tmp_path: Path) -> None:
+    privacy, said = KINDS[kind]
+    config = settings(
+        sources / "bert",
+        data={"source": str(sources / "train.csv"), "test_source": str(sources / "test.csv")},
+        partition={"kind": "iid", "clients": 3},
+        clients={"weighting": "uniform", "sampling": "full"},
+        train={"optimizer": "sgd", "lr": 0.05, "batch_size": 8, "local_epochs": 1, "max_grad_norm": 0.0},
+        evaluation={"diagnostics_every": 0, "every": 1},
+        task={"labels": ["neg", "pos"]},
+        privacy=privacy,
+    )
+    folder = tmp_path / "out"
+    found = outputs(folder, rondo.compare(["rolora"], config, out=folder, device="cpu"))
+    assert len(found) == 13
+    missing = [
+        (name, claim)
+        for name, text in found.items()
+        for claim in said
+        if not all(part in " ".join(text.split()) for part in claim.split(": "))
+    ]
+    assert missing == []
+    summary = json.loads((folder / "rolora-seed-0" / "summary.json").read_text())["privacy"]
+    assert {key: summary[key] for key in ("adversary", "unit", "secure_aggregation", "simulation")} == {
+        "adversary": privacy["adversary"],
+        "unit": privacy.get("unit"),
+        "secure_aggregation": privacy.get("secure_aggregation", False),
+        "simulation": True,
+    }
