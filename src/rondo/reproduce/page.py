@@ -65,7 +65,7 @@ def _page(trials: Trials, of_claims: Sequence[Finding], curves: Mapping[str, lis
         + f". Seeds {_listed(entry.seeds)}; differences are paired by seed, intervals are of 95 % (Student's t), p is "
         "corrected by Holm for the claims of this page. Where the runs of a claim end after different numbers of "
         "rounds, each arm's is given. At equal bytes per client, a run is scored when its clients, in the mean, have "
-        "sent and received what those of the most frugal run do in all.",
+        "sent and received what those of the most frugal run do in all." + _targets(entry),
         "",
         "| claim | paper | what counts | at the end of each run | verdict | at equal bytes per client | verdict | "
         "seeds |",
@@ -108,6 +108,19 @@ def _taken(entry: Entry) -> str:
     if entry.take == "smallest":
         return f"{over}, the smallest of the run"
     return over + (f", the mean of the last {entry.last}" if entry.last > 1 else ", after the last round")
+
+
+def _targets(entry: Entry) -> str:
+    """What claims with a target are on, where there are any."""
+    targets = sorted({contrast.target for contrast in entry.contrasts if contrast.target is not None})
+    if not targets:
+        return ""
+    values, beyond = _listed(f"{target:g}" for target in targets), "less" if entry.lower_is_better else "more"
+    return (
+        " Claims on bytes are on the decimal logarithm of the bytes per client, up and down, at the first value of "
+        f"{values} or {beyond}. A run that never has one counts with all its bytes, less than it would need: where "
+        "that may have helped a verdict, the claim is open."
+    )
 
 
 def _arm(trials: Trials, arm: str, of_arm: Sequence[Curve]) -> str:
@@ -153,14 +166,22 @@ def _counts(claim: Contrast | Bound) -> str:
 
 
 def at_end(finding: Finding, trials: Trials) -> str:
-    """The mean of a claim's numbers at the end of each run, and the rounds of each arm where they are not the same."""
-    return here(finding.of, finding, trials) + _rounds(finding)
+    """The mean of a claim's numbers at the end of each run, the rounds of each arm where they are not the same, and the
+    runs that never reach a target."""
+    return here(finding.of, finding, trials) + _rounds(finding) + _never(finding)
 
 
 def _rounds(finding: Finding) -> str:
     if len({*finding.rounds.values()}) == 1:
         return ""
     return f" (rounds: {_listed(f'{arm} {rounds}' for arm, rounds in finding.rounds.items())})"
+
+
+def _never(finding: Finding) -> str:
+    if not finding.unreached:
+        return ""
+    of_arms = _listed(f"{arm} in {count}" for arm, count in finding.unreached.items())
+    return f" (never reached by {of_arms} of {len(finding.paired.differences)} runs, which count with all their bytes)"
 
 
 def here(claim: Contrast | Bound, decided: Decided, trials: Trials) -> str:
@@ -173,9 +194,13 @@ def here(claim: Contrast | Bound, decided: Decided, trials: Trials) -> str:
 
 def _cells(finding: Finding, trials: Trials) -> tuple[str, str, str, str]:
     """The cells of a claim's numbers and of their verdict, at the end and at equal bytes."""
-    of_end = (here(finding.of, finding, trials) + _p(finding) + _rounds(finding), _said(finding.verdict))
+    of_end = (
+        here(finding.of, finding, trials) + _p(finding) + _rounds(finding) + _never(finding),
+        _said(finding.verdict),
+    )
     if (of_bytes := finding.equal_bytes) is None:
-        return *of_end, "-", "-" if isinstance(finding.of, Bound) else "a run has no score at so few bytes"
+        is_none = isinstance(finding.of, Bound) or finding.of.target is not None
+        return *of_end, "-", "-" if is_none else "a run has no score at so few bytes"
     return *of_end, here(finding.of, of_bytes, trials) + _p(of_bytes), _said(of_bytes.verdict)
 
 

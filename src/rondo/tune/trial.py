@@ -94,6 +94,13 @@ class Curve:
         count = sum(r <= rounds and b <= bytes for r, b in zip(self.rounds, self.bytes, strict=True))
         return Curve(self.rounds[:count], self.bytes[:count], self.values[:count], self.clients)
 
+    def bytes_to(self, target: float, *, lower_is_better: bool = False) -> float | None:
+        """Bytes per client by the first value that reaches ``target``, from below unless ``lower_is_better``; None
+        without one."""
+        sign = -1 if lower_is_better else 1
+        values = zip(self.bytes, self.values, strict=True)
+        return next((sent for sent, value in values if sign * value >= sign * target), None)
+
     def largest_factor(self) -> float:
         """The largest ratio of a value to the one before; 0 of a single value."""
         pairs = itertools.pairwise(self.values)
