@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,31 @@ def test_metric_that_no_record_has_is_told(metric: str, tmp_path: Path) -> None:
     trial = Trial("dear", 0, entry().run("dear", 0, tmp_path), tmp_path)
     with pytest.raises(ValueError, match="no round has a score"):
         Score(metric).curve(trial)
+
+
+@pytest.mark.parametrize(
+    ("metric", "held_out", "kinds", "of"),
+    [
+        ("own.accuracy", False, ("clients",), "clients"),
+        ("own.accuracy", False, ("personal",), "personal"),
+        ("own.accuracy", False, ("clients", "fine_tuned"), "fine_tuned"),
+        ("clients.accuracy", False, ("clients", "fine_tuned"), "clients"),
+        ("own.accuracy", True, ("clients", "fine_tuned"), "fine_tuned"),
+        ("own.accuracy", True, ("clients", "fine_tuned", "validation"), "validation"),
+        ("global.accuracy", True, ("global", "clients", "fine_tuned"), "clients"),
+    ],
+)
+def test_own_score_is_of_the_model_that_a_client_ends_with(
+    metric: str, held_out: bool, kinds: Sequence[str], of: str, tmp_path: Path
+) -> None:
+    """That is the fine-tuned one where a run has such. Fine-tuned models have no scores on rows held out beside a
+    client's test rows."""
+    write(tmp_path, 10, [1.0])
+    line = json.loads((tmp_path / "metrics.jsonl").read_text(encoding="utf-8"))
+    scores = {kind: {"accuracy": {"mean": float(len(kind))}} for kind in kinds}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({**line, "scores": scores}), encoding="utf-8")
+    trial = Trial("dear", 0, entry().run("dear", 0, tmp_path), tmp_path, held_out=held_out)
+    assert Score(metric).of(trial) == len(of)
 
 
 def test_logarithm_of_nothing_is_told(tmp_path: Path) -> None:

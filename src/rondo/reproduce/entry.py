@@ -100,7 +100,8 @@ class Entry(Section):
     metric: str
     """Path of the score in a round's record, such as "global.accuracy", "personal.accuracy",
     "measures.principal_angle" or "diagnostics.drift_A". "own.loss" is that of the clients' models on their own rows,
-    for methods with personal models and without."""
+    for methods with personal models and without; of the fine-tuned ones where an arm has
+    ``evaluation.fine_tune_epochs``."""
     every: Positive = 1
     """Rounds of one iteration of the paper: only the last of each has a value."""
     take: Literal["last", "smallest"] = "last"

@@ -33,7 +33,6 @@ from rondo.tune.tuning import Point
 if TYPE_CHECKING:
     from rondo.engine.transport import Observer
 
-_OWN_ROWS = ("validation", "personal", "clients")
 _ROUNDING = 1e-12
 """Values below it are rounding: no factor is asked of what follows them."""
 
@@ -176,8 +175,9 @@ class Score:
     def _value(self, record: Mapping[str, Any], *, held_out: bool) -> float | None:
         scores: Any = {**record["scores"], **{key: record.get(key) for key in ("measures", "diagnostics")}}
         *path, key = self.metric.split(".")
-        if held_out or path == ["own"]:
-            kinds = _OWN_ROWS if held_out else _OWN_ROWS[1:]
+        own = path == ["own"]
+        if held_out or own:
+            kinds = (*["validation"] * held_out, *["fine_tuned"] * own, "personal", "clients")
             path = [next((kind for kind in kinds if kind in scores), "")]
         for part in (*path, key):
             scores = scores.get(part) if isinstance(scores, Mapping) else None
