@@ -38,6 +38,18 @@ def test_verdicts_follow_from_the_records(archive: Path, tmp_path: Path) -> None
     assert pages[0].read_text(encoding="utf-8") == pages[1].read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("name", entries.names())
+def test_published_page_is_of_the_entry_that_there_is(name: str) -> None:
+    """Where runs have no records, nothing else would tell that the entry says something else by now."""
+    entry = entries.read(name)
+    facts = json.loads((RESULTS / "facts" / f"{name}.json").read_text(encoding="utf-8"))
+    assert [fact["claim"] for fact in facts["claims"]] == [claim.claim for claim in entry.claims]
+    assert (facts["paper"], facts["item"]) == (entry.paper, entry.item)
+    said = (RESULTS / f"{name}.md").read_text(encoding="utf-8").splitlines()
+    assert said[0] == f"# {entry.title}"
+    assert said[2] == f"{entry.paper}, {entry.item}. {entry.differs}"
+
+
 def test_records_of_a_run_that_stopped_tell_the_number_of_its_clients_and_no_name(tmp_path: Path) -> None:
     run = tmp_path / "out" / "own" / "wild-seed-0"
     run.mkdir(parents=True)
