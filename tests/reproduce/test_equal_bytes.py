@@ -11,6 +11,7 @@ import pytest
 from made_up_runs import entry, made, write
 from rondo.reproduce import page
 from rondo.reproduce.findings import findings
+from rondo.reproduce.trials import Trials
 from rondo.tune.trial import Curve, Score, Trial, place
 
 
@@ -76,6 +77,17 @@ def test_runs_that_end_after_other_rounds_are_said_to(tmp_path: Path) -> None:
     lines = (tmp_path / "pages" / "own.md").read_text(encoding="utf-8").splitlines()
     (dear,) = (line for line in lines if line.startswith("| dear |"))
     assert dear.endswith("| 3 | 2 | 1 | 40 B | - |")
+
+
+def test_seeds_whose_runs_are_missing_are_named(tmp_path: Path) -> None:
+    """As of an entry that has got more seeds: its first ones still count."""
+    of_arm = {"dear": (20, [0.0, 0.1]), "cheap": (10, [1.0, 1.5])}
+    made(tmp_path, entry(), of_arm)
+    more = Trials("own", entry(seeds=[0, 1, 2, 3, 4]), tmp_path, tmp_path)
+    (finding,) = page.write(more, tmp_path / "pages")
+    assert len(finding.paired.differences) == 3
+    written = (tmp_path / "pages" / "own.md").read_text(encoding="utf-8")
+    assert "4 runs are missing, of the seeds 3, 4, about 0.0 h." in written
 
 
 def test_rounds_are_not_named_where_all_runs_have_as_many(tmp_path: Path) -> None:

@@ -240,9 +240,10 @@ def _made(trials: Trials) -> str:
         )
     manifest = RunDirectory(runs[0].folder).manifest()
     versions = ", ".join(f"{name} {version}" for name, version in sorted(manifest["versions"].items()))
-    left = (
-        f" {len(trials.missing())} runs are missing, about {trials.seconds() / 3600:.1f} h." if trials.missing() else ""
-    )
+    left = ""
+    if missing := trials.missing():
+        seeds = _listed(dict.fromkeys(trial.seed for trial in missing))
+        left = f" {len(missing)} runs are missing, of the seeds {seeds}, about {trials.seconds() / 3600:.1f} h."
     return (
         f"{trials.spent() / 3600:.2f} h of runs, tuning included, on {manifest['device']} with {manifest['threads']} "
         f"threads ({platform.machine()}); {versions}.{left}"
