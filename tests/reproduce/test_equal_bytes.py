@@ -79,6 +79,13 @@ def test_runs_that_end_after_other_rounds_are_said_to(tmp_path: Path) -> None:
     assert dear.endswith("| 3 | 2 | 1 | 40 B | - |")
 
 
+@pytest.mark.parametrize(("dear", "words"), [(20, "rounds and over bytes per client"), (10, "rounds")])
+def test_picture_is_over_bytes_too_where_arms_send_other_bytes(dear: int, words: str, tmp_path: Path) -> None:
+    trials = made(tmp_path, entry(), {"dear": (dear, [0.0, 0.1]), "cheap": (10, [1.0, 1.5])})
+    page.write(trials, tmp_path / "pages")
+    assert f"![Scores over {words}](own.png)" in (tmp_path / "pages" / "own.md").read_text(encoding="utf-8")
+
+
 def test_seeds_whose_runs_are_missing_are_named(tmp_path: Path) -> None:
     """As of an entry that has got more seeds: its first ones still count."""
     of_arm = {"dear": (20, [0.0, 0.1]), "cheap": (10, [1.0, 1.5])}

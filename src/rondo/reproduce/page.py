@@ -82,7 +82,8 @@ def _page(trials: Trials, of_claims: Sequence[Finding], curves: Mapping[str, lis
             "|---|---|---|---|---|---|---|---|",
             *(_arm(trials, arm, of_arm) for arm, of_arm in curves.items()),
             "",
-            f"![Scores over rounds]({trials.name}.png)",
+            f"![Scores over rounds{' and over bytes per client' * pictures.over_bytes(_lines(trials, curves))}]"
+            f"({trials.name}.png)",
             "",
             "Means over seeds, with 95 % intervals."
             + (" Dashed: bounds." if any(bound.less is None for bound in entry.bounds) else ""),
@@ -309,17 +310,28 @@ def _listed(values: Iterable[Any]) -> str:
 
 def _picture(trials: Trials, curves: Mapping[str, list[Curve]]) -> bytes:
     """A line per arm: the mean over seeds and its 95 % interval; and a dashed one per bound."""
-    lines = {}
-    for arm, of_arm in curves.items():
-        by_round: dict[int, list[float]] = {}
-        for curve in of_arm:
-            for done, value in zip(curve.rounds, curve.values, strict=True):
-                by_round.setdefault(done, []).append(trials.entry.score.scaled(value))
-        points = {done: Paired.of(values) for done, values in by_round.items()}
-        lines[arm] = [(r, p.mean, *(p.interval or (p.mean, p.mean))) for r, p in points.items()]
     bounds = [bound for bound in trials.entry.bounds if bound.arm in curves and bound.less is None]
     limits = [(bound.arm, limit) for bound in bounds for limit in _limits(trials, bound, curves[bound.arm])]
-    return pictures.bands(lines, trials.entry.metric + (", log10" if trials.entry.log10 else ""), limits)
+    score = trials.entry.metric + (", log10" if trials.entry.log10 else "")
+    return pictures.bands(_lines(trials, curves), score, limits)
+
+
+def _lines(trials: Trials, curves: Mapping[str, list[Curve]]) -> Mapping[str, pictures.Band]:
+    """The points of each arm's line. Bytes are means over seeds too."""
+    return {arm: _line(trials, of_arm) for arm, of_arm in curves.items()}
+
+
+def _line(trials: Trials, of_arm: Sequence[Curve]) -> pictures.Band:
+    by_round: dict[int, list[tuple[float, float]]] = {}
+    for curve in of_arm:
+        for done, sent, value in zip(curve.rounds, curve.bytes, curve.values, strict=True):
+            by_round.setdefault(done, []).append((sent, trials.entry.score.scaled(value)))
+    points = []
+    for done, of_seeds in by_round.items():
+        scores = Paired.of([score for _, score in of_seeds])
+        megabytes = statistics.fmean(sent for sent, _ in of_seeds) / 1e6
+        points.append((done, megabytes, scores.mean, *(scores.interval or (scores.mean, scores.mean))))
+    return points
 
 
 def _limits(trials: Trials, bound: Bound, of_arm: list[Curve]) -> list[list[tuple[int, float]]]:
