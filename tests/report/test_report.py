@@ -312,7 +312,7 @@ def test_axis_of_rounds_has_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> No
     }
     content = {"algorithms": ["fedit"], "runs": [{**run, "curve": curve}], "rounds": 2, "clients": 3, "seeds": [0]}
     pictures.comparison(content)
-    pictures.bands({"fedit": [(p["round"], p["score"], 0.0, 1.0) for p in curve]}, "x")
+    pictures.bands({"fedit": [(p["round"], p["bytes"], p["score"], 0.0, 1.0) for p in curve]}, "x")
     pictures.curve({}, [{"round": 0, "loss": 0.7, "scores": {}}, {"round": 1, "loss": 0.6, "scores": {}}], "x", "t")
     assert [tick for drawn in ticks for tick in drawn if tick != int(tick)] == []
     assert len(ticks) == 3
@@ -340,11 +340,42 @@ def test_single_values_are_seen_beside_their_names(monkeypatch: pytest.MonkeyPat
     """A line of one point would be none."""
     figures: list[Any] = []
     monkeypatch.setattr(pictures, "_png", lambda figure: figures.append(figure) or b"")
-    pictures.bands({"fedit": [(8, 0.7, 0.6, 0.8)], "rolora": [(8, 0.5, 0.5, 0.5)]}, "accuracy")
+    lines = {"fedit": [(8, 2.0, 0.7, 0.6, 0.8)], "rolora": [(8, 1.0, 0.5, 0.5, 0.5)]}
+    pictures.bands(lines, "accuracy")
+    assert not pictures.over_bytes(lines)
     (axes,) = figures[0].axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["fedit", "rolora"]
     marks = [line for line in axes.lines if line.get_marker() == "o"]
     assert [(list(line.get_xdata()), list(line.get_ydata())) for line in marks] == [([0.7], [0]), ([0.5], [1])]
+
+
+@pytest.mark.parametrize(("dear", "scale"), [(3.0, "linear"), (50.0, "log")])
+def test_lines_that_send_other_bytes_are_drawn_over_bytes_too(
+    dear: float, scale: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr(pictures, "_png", lambda figure: figures.append(figure) or b"")
+    lines = {
+        name: [(n, n * sent, 0.1 * n, 0.0, 1.0) for n in (1, 2, 3)] for name, sent in (("dear", dear), ("cheap", 1.0))
+    }
+    lines["at the end"] = [(3, 3.0, 0.4, 0.3, 0.5)]
+    pictures.bands(lines, "accuracy", [("dear", [(1, 0.5), (3, 0.5)])])
+    assert pictures.over_bytes(lines)
+    rounds, sent = figures[0].axes
+    assert [list(line.get_xdata()) for line in rounds.lines] == [[1, 2, 3], [1, 2, 3], [3], [1, 3]]
+    assert [list(line.get_xdata()) for line in sent.lines] == [[dear, 2 * dear, 3 * dear], [1, 2, 3], [3]]
+    assert [line.get_marker() for line in sent.lines] == ["", "", "o"]
+    assert (rounds.get_xlabel(), sent.get_xlabel()) == ("rounds", "MB sent up and down per client")
+    assert sent.get_xscale() == scale
+
+
+def test_lines_that_send_the_same_are_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr(pictures, "_png", lambda figure: figures.append(figure) or b"")
+    lines = {"longer": [(n, 2.0 * n, 0.5, 0.5, 0.5) for n in range(5)], "short": [(1, 2.0, 0.5, 0.5, 0.5)]}
+    pictures.bands(lines, "accuracy")
+    assert not pictures.over_bytes(lines)
+    assert len(figures[0].axes) == 1
 
 
 @pytest.mark.parametrize("before", [{}, {"accuracy": None}, {"accuracy": 0.25}])

@@ -176,6 +176,12 @@ def test_every_entry_that_comes_with_rondo_is_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", entries.names())
+def test_claims_of_papers_have_ten_seeds_where_a_run_takes_less_than_a_minute(name: str) -> None:
+    entry = entries.read(name)
+    assert entry.paper == "No paper" or entry.seconds >= 60 or len(entry.seeds) >= 10
+
+
+@pytest.mark.parametrize("name", entries.names())
 def test_mean_of_last_scores_is_of_the_end_of_training(name: str) -> None:
     """``last`` counts scores, which are as many rounds apart as the arm's configuration says."""
     entry = entries.read(name)

@@ -3,72 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from made_up_runs import CONFIG, PRIVATE, entry, made, write
 from rondo.reproduce import page
-from rondo.reproduce.entry import Entry
 from rondo.reproduce.findings import findings
 from rondo.reproduce.trials import Trials
 from rondo.tune.trial import Curve, Score, Trial, place
-
-CONFIG: dict[str, Any] = {
-    "model": {"name": "builtin:linear"},
-    "task": {"kind": "linear"},
-    "data": {"source": "builtin:linear", "validation_fraction": 0.0},
-    "train": {"optimizer": "sgd", "max_grad_norm": 0.0},
-}
-ONE_CLIENT = {"dear": 1, "cheap": 1}
-
-
-def entry(paper: float | None = 1.0, **changes: Any) -> Entry:
-    contrast = {"claim": "the dear one is ahead", "plus": ["dear"], "minus": ["cheap"], "source": "none"}
-    contrasts = [contrast if paper is None else {**contrast, "paper": paper}]
-    arms = {"dear": {"algorithm": {"name": "rolora-linear"}}, "cheap": {"algorithm": {"name": "fedit"}}}
-    return Entry.model_validate(
-        {
-            **dict.fromkeys(("paper", "item", "title", "differs"), "x"),
-            "metric": "measures.score",
-            "seeds": [0, 1, 2],
-            "seconds": 1,
-            "config": CONFIG,
-            "arms": arms,
-            "contrasts": contrasts,
-            **changes,
-        }
-    )
-
-
-def made(
-    folder: Path,
-    entry: Entry,
-    of_arm: Mapping[str, tuple[int, Sequence[float]]],
-    clients: Mapping[str, int] = ONE_CLIENT,
-) -> Trials:
-    """The entry's runs, each with its arm's bytes per round and scores, a thousandth higher per seed with ``dear``."""
-    trials = Trials("own", entry, folder, folder)
-    for trial in trials.runs():
-        sent, scores = of_arm[trial.arm]
-        trial.folder.mkdir(parents=True)
-        more = trial.seed / 1000 if trial.arm == "dear" else 0.0
-        write(trial.folder, sent, [score + more for score in scores], clients[trial.arm])
-    return trials
-
-
-def write(folder: Path, sent: int, scores: Sequence[float], clients: int = 1) -> None:
-    lines = [
-        {"round": k, "bytes_up": sent - 1, "bytes_down": 1, "scores": {}, "measures": {"score": s}, "diagnostics": None}
-        for k, s in enumerate(scores)
-    ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    (folder / "summary.json").write_text(
-        json.dumps({"seconds": {"all": 1.0}, "measures": {"before": {}}, "clients": clients}), encoding="utf-8"
-    )
-    manifest = {"versions": {}, "config": {}, "device": "cpu", "threads": 1}
-    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
 
 
 def test_dearer_method_holds_at_the_end_and_fails_at_equal_bytes(tmp_path: Path) -> None:
@@ -135,6 +79,24 @@ def test_runs_that_end_after_other_rounds_are_said_to(tmp_path: Path) -> None:
     assert dear.endswith("| 3 | 2 | 1 | 40 B | - |")
 
 
+@pytest.mark.parametrize(("dear", "words"), [(20, "rounds and over bytes per client"), (10, "rounds")])
+def test_picture_is_over_bytes_too_where_arms_send_other_bytes(dear: int, words: str, tmp_path: Path) -> None:
+    trials = made(tmp_path, entry(), {"dear": (dear, [0.0, 0.1]), "cheap": (10, [1.0, 1.5])})
+    page.write(trials, tmp_path / "pages")
+    assert f"![Scores over {words}](own.png)" in (tmp_path / "pages" / "own.md").read_text(encoding="utf-8")
+
+
+def test_seeds_whose_runs_are_missing_are_named(tmp_path: Path) -> None:
+    """As of an entry that has got more seeds: its first ones still count."""
+    of_arm = {"dear": (20, [0.0, 0.1]), "cheap": (10, [1.0, 1.5])}
+    made(tmp_path, entry(), of_arm)
+    more = Trials("own", entry(seeds=[0, 1, 2, 3, 4]), tmp_path, tmp_path)
+    (finding,) = page.write(more, tmp_path / "pages")
+    assert len(finding.paired.differences) == 3
+    written = (tmp_path / "pages" / "own.md").read_text(encoding="utf-8")
+    assert "4 runs are missing, of the seeds 3, 4, about 0.0 h." in written
+
+
 def test_rounds_are_not_named_where_all_runs_have_as_many(tmp_path: Path) -> None:
     trials = made(tmp_path, entry(), {"dear": (20, [0.0, 0.1]), "cheap": (10, [1.0, 1.5])})
     (finding,) = findings(trials)
@@ -175,12 +137,8 @@ def test_without_a_score_by_then_there_is_no_verdict(tmp_path: Path) -> None:
 
 
 def test_runs_whose_turnout_is_a_secret_have_no_bytes(tmp_path: Path) -> None:
-    private = {
-        "privacy": {"adversary": "reader", "unit": "client", "clip": 1.0, "noise": 1.0, "delta": 0.01},
-        "clients": {"sampling": "full", "weighting": "uniform"},
-    }
     of_arm = {"dear": (20_000, [0.0, 0.1, 3.0, 4.0]), "cheap": (10_000, [1.0, 1.5, 2.0, 2.5])}
-    trials = made(tmp_path, entry(config={**CONFIG, **private}), of_arm)
+    trials = made(tmp_path, entry(config={**CONFIG, **PRIVATE}), of_arm)
     (finding,) = findings(trials)
     assert (finding.verdict.word, finding.equal_bytes) == ("holds", None)
     assert [trials.curve(trial).bytes for trial in trials.runs()] == [None] * 6
@@ -210,6 +168,31 @@ def test_metric_that_no_record_has_is_told(metric: str, tmp_path: Path) -> None:
     trial = Trial("dear", 0, entry().run("dear", 0, tmp_path), tmp_path)
     with pytest.raises(ValueError, match="no round has a score"):
         Score(metric).curve(trial)
+
+
+@pytest.mark.parametrize(
+    ("metric", "held_out", "kinds", "of"),
+    [
+        ("own.accuracy", False, ("clients",), "clients"),
+        ("own.accuracy", False, ("personal",), "personal"),
+        ("own.accuracy", False, ("clients", "fine_tuned"), "fine_tuned"),
+        ("clients.accuracy", False, ("clients", "fine_tuned"), "clients"),
+        ("own.accuracy", True, ("clients", "fine_tuned"), "fine_tuned"),
+        ("own.accuracy", True, ("clients", "fine_tuned", "validation"), "validation"),
+        ("global.accuracy", True, ("global", "clients", "fine_tuned"), "clients"),
+    ],
+)
+def test_own_score_is_of_the_model_that_a_client_ends_with(
+    metric: str, held_out: bool, kinds: Sequence[str], of: str, tmp_path: Path
+) -> None:
+    """That is the fine-tuned one where a run has such. Fine-tuned models have no scores on rows held out beside a
+    client's test rows."""
+    write(tmp_path, 10, [1.0])
+    line = json.loads((tmp_path / "metrics.jsonl").read_text(encoding="utf-8"))
+    scores = {kind: {"accuracy": {"mean": float(len(kind))}} for kind in kinds}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({**line, "scores": scores}), encoding="utf-8")
+    trial = Trial("dear", 0, entry().run("dear", 0, tmp_path), tmp_path, held_out=held_out)
+    assert Score(metric).of(trial) == len(of)
 
 
 def test_logarithm_of_nothing_is_told(tmp_path: Path) -> None:

@@ -38,6 +38,31 @@ def test_verdicts_follow_from_the_records(archive: Path, tmp_path: Path) -> None
     assert pages[0].read_text(encoding="utf-8") == pages[1].read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("name", entries.names())
+def test_published_page_is_of_the_entry_that_there_is(name: str) -> None:
+    """Where runs have no records, nothing else would tell that the entry says something else by now."""
+    entry = entries.read(name)
+    facts = json.loads((RESULTS / "facts" / f"{name}.json").read_text(encoding="utf-8"))
+    assert [fact["claim"] for fact in facts["claims"]] == [claim.claim for claim in entry.claims]
+    assert (facts["paper"], facts["item"]) == (entry.paper, entry.item)
+    said = (RESULTS / f"{name}.md").read_text(encoding="utf-8").splitlines()
+    assert said[0] == f"# {entry.title}"
+    assert said[2] == f"{entry.paper}, {entry.item}. {entry.differs}"
+
+
+@pytest.mark.parametrize("name", [name for name in entries.names() if entries.read(name).tuning is not None])
+def test_values_that_a_search_has_chosen_are_on_its_page(name: str) -> None:
+    entry = entries.read(name)
+    assert entry.tuning is not None
+    facts = json.loads((RESULTS / "facts" / f"{name}.json").read_text(encoding="utf-8"))
+    if not all(fact.get("seeds") for fact in facts["claims"]):
+        return  # no run that counts, so no table of arms
+    rows = [line.split(" | ") for line in (RESULTS / f"{name}.md").read_text(encoding="utf-8").splitlines()]
+    tuned = {row[0].removeprefix("| "): row[-1].removesuffix(" |") for row in rows}
+    points = [", ".join(f"{key} = {value}" for key, value in point.items()) for point in entry.tuning.points()]
+    assert [arm for arm in entry.arms if tuned[arm] not in points] == []
+
+
 def test_records_of_a_run_that_stopped_tell_the_number_of_its_clients_and_no_name(tmp_path: Path) -> None:
     run = tmp_path / "out" / "own" / "wild-seed-0"
     run.mkdir(parents=True)

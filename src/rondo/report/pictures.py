@@ -236,10 +236,7 @@ def comparison(content: Mapping[str, Any], form: Form = "png") -> bytes:
         _plain_ticks(left.yaxis)
     _over_rounds(left)
     if right is not None:
-        right.set_xlabel("MB sent up and down by all clients, first contact included")
-        if max(totals) > _FAR_APART * min(totals) > 0:
-            right.set_xscale("log", nonpositive="mask")  # leaves out the score before the first round, at 0 bytes
-            _plain_ticks(right.xaxis)
+        _over_megabytes(right, totals, "by all clients, first contact included")
     for axes in figure.axes:
         axes.grid(alpha=0.25, lw=0.5)
     left.set_title(_shared_settings(content), loc="left")
@@ -275,6 +272,14 @@ def _plain_ticks(axis: Any) -> None:
 def _over_rounds(axes: Any) -> None:
     axes.set_xlabel("rounds")
     axes.xaxis.get_major_locator().set_params(integer=True)
+
+
+def _over_megabytes(axes: Any, totals: Sequence[float], whose: str) -> None:
+    """Name the axis of megabytes, once all lines are drawn. ``totals``: how much each sends in all, in any unit."""
+    axes.set_xlabel(f"MB sent up and down {whose}")
+    if max(totals, default=0) > _FAR_APART * min(totals, default=0) > 0:
+        axes.set_xscale("log", nonpositive="mask")  # leaves out the score before the first round, at 0 bytes
+        _plain_ticks(axes.xaxis)
 
 
 def _style(number: int) -> dict[str, Any]:
@@ -313,41 +318,58 @@ def _legend(figure: Any, lines: Sequence[tuple[float, Any]]) -> None:
     figure.legend(handles=ordered, loc="outside right upper", frameon=False, handlelength=3)
 
 
+Band: TypeAlias = Sequence[tuple[int, float, float, float, float]]
+"""Points of a line: round, megabytes per client until then, value, and the ends of its interval."""
+
+
+def over_bytes(lines: Mapping[str, Band]) -> bool:
+    """Whether :func:`bands` draws a second panel, over bytes: where lines are at other bytes after the same round."""
+    by_round: dict[int, set[float]] = {}
+    for points in lines.values():
+        for done, megabytes, *_ in points:
+            by_round.setdefault(done, set()).add(megabytes)
+    return any(len(points) > 1 for points in lines.values()) and any(len(sent) > 1 for sent in by_round.values())
+
+
 def bands(
-    lines: Mapping[str, Sequence[tuple[int, float, float, float]]],
-    score: str,
-    limits: Sequence[tuple[str, Sequence[tuple[int, float]]]] = (),
+    lines: Mapping[str, Band], score: str, limits: Sequence[tuple[str, Sequence[tuple[int, float]]]] = ()
 ) -> bytes:
-    """Draw ``score`` over rounds, a line with a band for each name: points of round, value, and ends of the band.
+    """Draw ``score`` over rounds, and over bytes if :func:`over_bytes`, a line with a band for each name.
 
     Where each has one point, names stand beside it, with its ends.
 
-    ``limits``: names, and the points of a dashed line in the colour of each.
+    ``limits``: names, and the points of a dashed line over rounds in the colour of each.
     """
     if all(len(points) == 1 for points in lines.values()):
         return _points({name: point for name, (point,) in lines.items()}, score)
-    figure, axes = _axes(8, 4.5)
+    panels = 1 + over_bytes(lines)
+    figure, _ = _axes(4 + 4 * panels, 4.5, panels)
+    left, *right = figure.axes
     drawn = []
     for i, (name, points) in enumerate(lines.items()):
-        rounds, values, low, high = zip(*points, strict=True)
-        style = _style(i) | {"marker": ""}
-        axes.fill_between(rounds, low, high, color=style["color"], alpha=0.12, lw=0)
-        (line,) = axes.plot(rounds, values, label=_plain(name), **style)
+        *places, values, low, high = zip(*points, strict=True)
+        style = _style(i) | {"marker": "o" if len(points) == 1 else ""}
+        for axes, x in zip(figure.axes, places, strict=False):
+            axes.fill_between(x, low, high, color=style["color"], alpha=0.12, lw=0)
+            (line,) = axes.plot(x, values, label=_plain(name), **style)
         drawn.append((values[-1], line))
     for name, limit in limits:
         colour = _style([*lines].index(name))["color"]
-        axes.plot(*zip(*limit, strict=True), color=colour, ls="--", lw=0.9)
-    _over_rounds(axes)
-    axes.set_ylabel(_text(score))
-    axes.grid(alpha=0.25, lw=0.5)
+        left.plot(*zip(*limit, strict=True), color=colour, ls="--", lw=0.9)
+    _over_rounds(left)
+    for axes in right:
+        _over_megabytes(axes, [points[-1][1] for points in lines.values()], "per client")
+    left.set_ylabel(_text(score))
+    for axes in figure.axes:
+        axes.grid(alpha=0.25, lw=0.5)
     _legend(figure, drawn)
     return _png(figure)
 
 
-def _points(points: Mapping[str, tuple[int, float, float, float]], score: str) -> bytes:
+def _points(points: Mapping[str, tuple[int, float, float, float, float]], score: str) -> bytes:
     """Draw one value with its ends for each name, from the top."""
     figure, axes = _axes(8, 1 + 0.22 * len(points))
-    for place, (_, value, low, high) in enumerate(points.values()):
+    for place, (*_, value, low, high) in enumerate(points.values()):
         axes.plot([low, high], [place, place], color=_style(0)["color"], lw=1.2)
         axes.plot([value], [place], "o", color=_style(0)["color"], ms=4)
     axes.set_yticks(range(len(points)), [_plain(name) for name in points])

@@ -32,8 +32,13 @@ class Contrast(Section):
     """Arms that the claim expects above."""
     minus: Annotated[list[str], Field(min_length=1)]
     """Arms that it expects below."""
+    target: float | None = None
+    """A value of the metric. The claim is then on the decimal logarithm of the bytes per client, up and down, at the
+    first value that reaches it, from above if lower is better. A run that never does counts with all its bytes, less
+    than it would need: a verdict to which that may have helped is "open"."""
     paper: Annotated[float, Field(gt=0)] | None = None
-    """The paper's difference, in the unit of the metric; left out where it prints no number."""
+    """The paper's difference, in the unit of the metric, with a target as a logarithm; left out where it prints no
+    number."""
     source: str
     """The place in the paper, and the numbers of the difference."""
 
@@ -95,7 +100,8 @@ class Entry(Section):
     metric: str
     """Path of the score in a round's record, such as "global.accuracy", "personal.accuracy",
     "measures.principal_angle" or "diagnostics.drift_A". "own.loss" is that of the clients' models on their own rows,
-    for methods with personal models and without."""
+    for methods with personal models and without; of the fine-tuned ones where an arm has
+    ``evaluation.fine_tune_epochs``."""
     every: Positive = 1
     """Rounds of one iteration of the paper: only the last of each has a value."""
     take: Literal["last", "smallest"] = "last"
@@ -105,7 +111,7 @@ class Entry(Section):
     log10: bool = False
     """Whether the score is the metric's logarithm."""
     lower_is_better: bool = False
-    """Whether a tuning looks for the lowest score."""
+    """Whether a tuning looks for the lowest score, and a target is reached from above."""
     seeds: Seeds
     files: dict[str, str] = Field(default_factory=dict)
     """Files of the data, and where to have them; none for built-in ones."""

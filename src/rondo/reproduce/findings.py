@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from rondo.errors import ConfigError
 from rondo.reproduce.entry import Bound, Contrast, Entry
 from rondo.reproduce.paired import Paired, holm
 from rondo.reproduce.trials import Trials
-from rondo.reproduce.verdict import Verdict, judge, judge_mean, judge_runs, outside
+from rondo.reproduce.verdict import Verdict, judge, judge_mean, judge_runs, one_sided, outside
 from rondo.tune.trial import Curve, Trial
 
 _Key = tuple[str, int]
@@ -38,12 +39,14 @@ class Finding(Decided):
     - ``rounds``: after how many the runs of each of its arms end (:func:`ended`).
     - ``equal_bytes``: a contrast's where no client of the claim's runs has, in the mean over a run's clients, sent and
       received more than those of the most frugal run do in all; None without a value by then, where bytes are a
-      secret, and of a bound.
+      secret, of a bound, and of a claim on bytes.
+    - ``unreached``: of a contrast with a target, the number of runs that never reach it, for each arm that has any.
     """
 
     of: Contrast | Bound
     rounds: Mapping[str, str]
     equal_bytes: Decided | None
+    unreached: Mapping[str, int]
 
 
 def findings(trials: Trials) -> list[Finding]:
@@ -58,11 +61,16 @@ def findings(trials: Trials) -> list[Finding]:
     stopped = {key for key, trial in runs.items() if trials.has_stopped(trial)}
     at_end = _decided(entry, [Paired.of(_numbers(claim, entry, curves, seeds)) for claim in entry.claims])
     at_bytes = _decided(entry, [_at_equal_bytes(claim, entry, curves, seeds, stopped) for claim in entry.claims])
-    return [
-        Finding(of_end.paired, of_end.p, of_end.verdict, claim, {arm: rounds[arm] for arm in claim.arms}, of_bytes)
-        for claim, of_end, of_bytes in zip(entry.claims, at_end, at_bytes, strict=True)
-        if of_end is not None
-    ]
+    found = []
+    for claim, of_end, of_bytes in zip(entry.claims, at_end, at_bytes, strict=True):
+        assert of_end is not None
+        never, verdict = _unreached(claim, entry, curves, seeds), of_end.verdict
+        if isinstance(claim, Contrast):
+            larger, smaller = (not never.keys().isdisjoint(arms) for arms in (claim.plus, claim.minus))
+            verdict = one_sided(verdict, larger=larger, smaller=smaller)
+        ends = {arm: rounds[arm] for arm in claim.arms}
+        found.append(Finding(of_end.paired, of_end.p, verdict, claim, ends, of_bytes, never))
+    return found
 
 
 def ended(curves: Iterable[Curve]) -> str:
@@ -91,6 +99,9 @@ def _decided(entry: Entry, numbers: Sequence[Paired | None]) -> list[Decided | N
 
 def _numbers(claim: Contrast | Bound, entry: Entry, curves: _Curves, seeds: Sequence[int]) -> list[float]:
     score = entry.score
+    if isinstance(claim, Contrast) and claim.target is not None:
+        logs = {(arm, s): _log_bytes(arm, claim.target, entry, curves[arm, s]) for arm in claim.arms for s in seeds}
+        return [_difference(claim, logs, seed) for seed in seeds]
     scores = {key: score.of_values(curve.values) for key, curve in curves.items()}
     if isinstance(claim, Contrast):
         return [_difference(claim, scores, seed) for seed in seeds]
@@ -100,6 +111,29 @@ def _numbers(claim: Contrast | Bound, entry: Entry, curves: _Curves, seeds: Sequ
     return numbers if claim.of == "mean" else [score.unscaled(number) for number in numbers]
 
 
+def _log_bytes(arm: str, target: float, entry: Entry, curve: Curve) -> float:
+    """The decimal logarithm of the bytes per client to the target, or of all of them. Raises :class:`ConfigError`."""
+    where, leave = "contrasts.target", "leave it out of claims with a target"
+    if curve.bytes is None:
+        message = f"{arm}: bytes would tell how many clients took part in a round, which is a secret: {leave}"
+        raise ConfigError.at(where, message)
+    sent = curve.bytes_to(target, lower_is_better=entry.lower_is_better)
+    sent = curve.bytes[-1] if sent is None else sent
+    if sent == 0:
+        raise ConfigError.at(where, f"{arm} sends no byte by then, and zero has no logarithm: {leave}")
+    return math.log10(sent)
+
+
+def _unreached(claim: Contrast | Bound, entry: Entry, curves: _Curves, seeds: Sequence[int]) -> dict[str, int]:
+    if isinstance(claim, Bound) or (target := claim.target) is None:
+        return {}
+    lower = entry.lower_is_better
+    counts = {
+        arm: [curves[arm, s].bytes_to(target, lower_is_better=lower) for s in seeds].count(None) for arm in claim.arms
+    }
+    return {arm: count for arm, count in counts.items() if count}
+
+
 def _difference(contrast: Contrast, scores: Mapping[_Key, float], seed: int) -> float:
     return sum(scores[arm, seed] for arm in contrast.plus) - sum(scores[arm, seed] for arm in contrast.minus)
 
@@ -107,7 +141,7 @@ def _difference(contrast: Contrast, scores: Mapping[_Key, float], seed: int) -> 
 def _at_equal_bytes(
     claim: Contrast | Bound, entry: Entry, curves: _Curves, seeds: Sequence[int], stopped: set[_Key]
 ) -> Paired | None:
-    if isinstance(claim, Bound):
+    if isinstance(claim, Bound) or claim.target is not None:
         return None
     differences = []
     for seed in seeds:

@@ -54,7 +54,7 @@ def shown(value: float | None) -> str:
 
 def _page(trials: Trials, of_claims: Sequence[Finding], curves: Mapping[str, list[Curve]]) -> str:
     entry = trials.entry
-    secret = {arm for arm, of_arm in curves.items() if any(curve.bytes is None for curve in of_arm)}
+    secret = _secret(curves)
     lines = [
         f"# {entry.title}",
         "",
@@ -68,7 +68,8 @@ def _page(trials: Trials, of_claims: Sequence[Finding], curves: Mapping[str, lis
         "corrected by Holm for the claims of this page. Where the runs of a claim end after different numbers of "
         "rounds, each arm's is given. At equal bytes per client, a run is scored when its clients, in the mean, have "
         "sent and received what those of the most frugal run do in all."
-        + (f" Of private clients, bytes are {WITHHELD}." if secret else ""),
+        + (f" Of private clients, bytes are {WITHHELD}." if secret else "")
+        + _targets(entry),
         "",
         "| claim | paper | what counts | at the end of each run | verdict | at equal bytes per client | verdict | "
         "seeds |",
@@ -85,7 +86,8 @@ def _page(trials: Trials, of_claims: Sequence[Finding], curves: Mapping[str, lis
             "|---|---|---|---|---|---|---|---|",
             *(_arm(trials, arm, of_arm) for arm, of_arm in curves.items()),
             "",
-            f"![Scores over rounds]({trials.name}.png)",
+            f"![Scores over rounds{' and over bytes per client' * pictures.over_bytes(_lines(trials, curves))}]"
+            f"({trials.name}.png)",
             "",
             "Means over seeds, with 95 % intervals."
             + (" Dashed: bounds." if any(bound.less is None for bound in entry.bounds) else ""),
@@ -111,6 +113,19 @@ def _taken(entry: Entry) -> str:
     if entry.take == "smallest":
         return f"{over}, the smallest of the run"
     return over + (f", the mean of the last {entry.last}" if entry.last > 1 else ", after the last round")
+
+
+def _targets(entry: Entry) -> str:
+    """What claims with a target are on, where there are any."""
+    targets = sorted({contrast.target for contrast in entry.contrasts if contrast.target is not None})
+    if not targets:
+        return ""
+    values, beyond = _listed(f"{target:g}" for target in targets), "less" if entry.lower_is_better else "more"
+    return (
+        " Claims on bytes are on the decimal logarithm of the bytes per client, up and down, at the first value of "
+        f"{values} or {beyond}. A run that never has one counts with all its bytes, less than it would need: where "
+        "that may have helped a verdict, the claim is open."
+    )
 
 
 def _arm(trials: Trials, arm: str, of_arm: Sequence[Curve]) -> str:
@@ -156,14 +171,22 @@ def _counts(claim: Contrast | Bound) -> str:
 
 
 def at_end(finding: Finding, trials: Trials) -> str:
-    """The mean of a claim's numbers at the end of each run, and the rounds of each arm where they are not the same."""
-    return here(finding.of, finding, trials) + _rounds(finding)
+    """The mean of a claim's numbers at the end of each run, the rounds of each arm where they are not the same, and the
+    runs that never reach a target."""
+    return here(finding.of, finding, trials) + _rounds(finding) + _never(finding)
 
 
 def _rounds(finding: Finding) -> str:
     if len({*finding.rounds.values()}) == 1:
         return ""
     return f" (rounds: {_listed(f'{arm} {rounds}' for arm, rounds in finding.rounds.items())})"
+
+
+def _never(finding: Finding) -> str:
+    if not finding.unreached:
+        return ""
+    of_arms = _listed(f"{arm} in {count}" for arm, count in finding.unreached.items())
+    return f" (never reached by {of_arms} of {len(finding.paired.differences)} runs, which count with all their bytes)"
 
 
 def here(claim: Contrast | Bound, decided: Decided, trials: Trials) -> str:
@@ -177,9 +200,13 @@ def here(claim: Contrast | Bound, decided: Decided, trials: Trials) -> str:
 def _cells(finding: Finding, trials: Trials, secret: Set[str]) -> tuple[str, str, str, str]:
     """The cells of a claim's numbers and of their verdict, at the end and at equal bytes. ``secret``: the arms whose
     bytes are."""
-    of_end = (here(finding.of, finding, trials) + _p(finding) + _rounds(finding), _said(finding.verdict))
+    of_end = (
+        here(finding.of, finding, trials) + _p(finding) + _rounds(finding) + _never(finding),
+        _said(finding.verdict),
+    )
     if (of_bytes := finding.equal_bytes) is None:
-        none = isinstance(finding.of, Bound) or not secret.isdisjoint(finding.of.arms)
+        contrast = isinstance(finding.of, Contrast) and finding.of.target is None
+        none = not contrast or not secret.isdisjoint(finding.of.arms)
         return *of_end, "-", "-" if none else "a run has no score at so few bytes"
     return *of_end, here(finding.of, of_bytes, trials) + _p(of_bytes), _said(of_bytes.verdict)
 
@@ -220,9 +247,10 @@ def _made(trials: Trials) -> str:
         )
     manifest = RunDirectory(runs[0].folder).manifest()
     versions = ", ".join(f"{name} {version}" for name, version in sorted(manifest["versions"].items()))
-    left = (
-        f" {len(trials.missing())} runs are missing, about {trials.seconds() / 3600:.1f} h." if trials.missing() else ""
-    )
+    left = ""
+    if missing := trials.missing():
+        seeds = _listed(dict.fromkeys(trial.seed for trial in missing))
+        left = f" {len(missing)} runs are missing, of the seeds {seeds}, about {trials.seconds() / 3600:.1f} h."
     return (
         f"{trials.spent() / 3600:.2f} h of runs, tuning included, on {manifest['device']} with {manifest['threads']} "
         f"threads ({platform.machine()}); {versions}.{left}"
@@ -288,17 +316,34 @@ def _listed(values: Iterable[Any]) -> str:
 
 def _picture(trials: Trials, curves: Mapping[str, list[Curve]]) -> bytes:
     """A line per arm: the mean over seeds and its 95 % interval; and a dashed one per bound."""
-    lines = {}
-    for arm, of_arm in curves.items():
-        by_round: dict[int, list[float]] = {}
-        for curve in of_arm:
-            for done, value in zip(curve.rounds, curve.values, strict=True):
-                by_round.setdefault(done, []).append(trials.entry.score.scaled(value))
-        points = {done: Paired.of(values) for done, values in by_round.items()}
-        lines[arm] = [(r, p.mean, *(p.interval or (p.mean, p.mean))) for r, p in points.items()]
     bounds = [bound for bound in trials.entry.bounds if bound.arm in curves and bound.less is None]
     limits = [(bound.arm, limit) for bound in bounds for limit in _limits(trials, bound, curves[bound.arm])]
-    return pictures.bands(lines, trials.entry.metric + (", log10" if trials.entry.log10 else ""), limits)
+    score = trials.entry.metric + (", log10" if trials.entry.log10 else "")
+    return pictures.bands(_lines(trials, curves), score, limits)
+
+
+def _lines(trials: Trials, curves: Mapping[str, list[Curve]]) -> Mapping[str, pictures.Band]:
+    """The points of each arm's line. Bytes are means over seeds too; all are 0 where those of an arm are a secret."""
+    return {arm: _line(trials, of_arm, secret=bool(_secret(curves))) for arm, of_arm in curves.items()}
+
+
+def _secret(curves: Mapping[str, list[Curve]]) -> set[str]:
+    """The arms whose bytes are a secret."""
+    return {arm for arm, of_arm in curves.items() if any(curve.bytes is None for curve in of_arm)}
+
+
+def _line(trials: Trials, of_arm: Sequence[Curve], *, secret: bool) -> pictures.Band:
+    by_round: dict[int, list[tuple[float, float]]] = {}
+    for curve in of_arm:
+        bytes_so_far = [0.0] * len(curve.rounds) if secret or curve.bytes is None else curve.bytes
+        for done, sent, value in zip(curve.rounds, bytes_so_far, curve.values, strict=True):
+            by_round.setdefault(done, []).append((sent, trials.entry.score.scaled(value)))
+    points = []
+    for done, of_seeds in by_round.items():
+        scores = Paired.of([score for _, score in of_seeds])
+        megabytes = statistics.fmean(sent for sent, _ in of_seeds) / 1e6
+        points.append((done, megabytes, scores.mean, *(scores.interval or (scores.mean, scores.mean))))
+    return points
 
 
 def _limits(trials: Trials, bound: Bound, of_arm: list[Curve]) -> list[list[tuple[int, float]]]:

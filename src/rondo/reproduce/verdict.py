@@ -53,6 +53,19 @@ def judge(paired: Paired, p: float, paper: float | None) -> Verdict:
     return Verdict("open", "the interval excludes neither zero nor half of the effect", _deciding(paired, margin))
 
 
+def one_sided(verdict: Verdict, *, larger: bool, smaller: bool) -> Verdict:
+    """The verdict on differences that are bounds, from that on the bounds: open where the true ones could have another.
+
+    ``larger``: whether some of the true differences may be larger.
+    ``smaller``: whether some may be smaller.
+    """
+    if not (larger or smaller):
+        return verdict
+    if (larger and verdict.word == "refuted") or (smaller and verdict.word.startswith("holds")):
+        return Verdict("open", f"{verdict.reason}, to which the runs that never reach the target may have helped")
+    return Verdict(verdict.word, verdict.reason)
+
+
 def judge_runs(values: Sequence[float], low: float, high: float) -> Verdict:
     """Hold the values of runs, one each, against bounds that every run should keep.
 

@@ -34,7 +34,6 @@ from rondo.tune.tuning import Point
 if TYPE_CHECKING:
     from rondo.engine.transport import Observer
 
-_OWN_ROWS = ("validation", "personal", "clients")
 _ROUNDING = 1e-12
 """Values below it are rounding: no factor is asked of what follows them."""
 
@@ -96,6 +95,13 @@ class Curve:
         sent = self.bytes or [0.0] * len(self.rounds)
         count = sum(r <= rounds and b <= bytes for r, b in zip(self.rounds, sent, strict=True))
         return Curve(self.rounds[:count], self.bytes and self.bytes[:count], self.values[:count], self.clients)
+
+    def bytes_to(self, target: float, *, lower_is_better: bool = False) -> float | None:
+        """Bytes per client by the first value that reaches ``target``, from below unless ``lower_is_better``; None
+        without one, and where bytes are a secret."""
+        sign = -1 if lower_is_better else 1
+        values = zip(self.bytes or [], self.values, strict=self.bytes is not None)
+        return next((sent for sent, value in values if sign * value >= sign * target), None)
 
     def largest_factor(self) -> float:
         """The largest ratio of a value to the one before; 0 of a single value."""
@@ -173,8 +179,9 @@ class Score:
     def _value(self, record: Mapping[str, Any], *, held_out: bool) -> float | None:
         scores: Any = {**record["scores"], **{key: record.get(key) for key in ("measures", "diagnostics")}}
         *path, key = self.metric.split(".")
-        if held_out or path == ["own"]:
-            kinds = _OWN_ROWS if held_out else _OWN_ROWS[1:]
+        own = path == ["own"]
+        if held_out or own:
+            kinds = (*["validation"] * held_out, *["fine_tuned"] * own, "personal", "clients")
             path = [next((kind for kind in kinds if kind in scores), "")]
         for part in (*path, key):
             scores = scores.get(part) if isinstance(scores, Mapping) else None
