@@ -1,7 +1,9 @@
-"""Masked sums between processes, over Flower and TLS: kill -9 of a site and of the server changes no bit."""
+"""Masked sums between processes, over Flower and TLS: SIGKILL of a site and of the server before, in and after each
+letter. A program that comes back changes no bit; without a site that stays away, the sum is that of the others."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,69 +11,72 @@ import pytest
 
 pytest.importorskip("flwr")
 
-import tomli_w
-from parties import SITES, configuration, write_sites
-from test_processes import Processes, weights
+from deaths import Death, Programs, opened
+from desk_line import SITES
+from test_masked_kills import Expected, run_of
+from test_processes import weights
 
-import rondo
-from small_runs import save_tiny_bert
+from rondo.federation.letter import SUMS
 
 pytestmark = pytest.mark.slow
 
 ROUNDS = 3
+MOMENTS = ("before", "half of sum.session", "written", "leaving", "after")
+SITE_DEATHS = [("round", "after"), *((kind, moment) for kind in SUMS for moment in MOMENTS)]
+SERVER_DEATHS = [
+    ("round", "after"),
+    *((kind, moment) for kind in SUMS for moment in ("before", "in", "after")),
+    ("ready", "half of sum.session"),
+    ("masked", "half of sum.session"),
+    ("unmask", "half of metrics.jsonl"),
+]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("masked_processes")
-    save_tiny_bert(path / "bert")
-    write_sites(path)
-    config = configuration(
-        path,
-        rounds=ROUNDS,
-        algorithm={"name": "rolora"},
-        privacy={"adversary": "server", "secure_aggregation": True, "clip": 10.0},
-        task={"labels": ["neg", "pos"]},
-        train={"local_epochs": 12},
-    )
-    config = {name: section for name, section in config.items() if section != {}}
-    (path / "config.toml").write_text(tomli_w.dumps({n: _set(s) for n, s in config.items()}))
-    data = {**config["data"], "clients_from": str(path / "data" / "all")}
-    rondo.run({**config, "data": data}, run_dir=path / "simulation", device="cpu")
-    return path
+def expected(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Expected:
+    return Expected(place, tmp_path_factory.mktemp("simulations"), ROUNDS)
 
 
-def _set(section: Any) -> Any:
-    """A section without keys that are not set, which TOML cannot write."""
-    return {k: v for k, v in section.items() if v is not None} if isinstance(section, dict) else section
+def rounds(work: Path) -> list[dict[str, Any]]:
+    """The records of all rounds. No site has opened two sets of an attempt, and no two sites different ones."""
+    records = [json.loads(line) for line in (work / "run" / "metrics.jsonl").read_text().splitlines()]
+    sets = set.union(*(opened(work / f"at-{site}") for site in SITES))
+    assert sorted(attempt for attempt, *_ in sets) == [r["round"] for r in records if r["skipped"] is None]
+    return records
 
 
-@pytest.fixture
-def processes(folder: Path, tmp_path: Path) -> Any:
-    started = Processes(folder, tmp_path)
-    yield started
-    for process in started.running.values():
-        process.kill()
+@pytest.mark.parametrize(("kind", "moment"), SITE_DEATHS)
+def test_site_is_killed_and_comes_back(place: Path, tmp_path: Path, expected: Expected, kind: str, moment: str) -> None:
+    with Programs(place, tmp_path) as programs:
+        programs.begin(run_of(place, rounds=ROUNDS), south=Death(kind, moment))
+        programs.must_die("south")
+        programs.again("south")
+        programs.end()
+    assert [(r["skipped"], r["clients"]) for r in rounds(tmp_path)] == [(None, 3)] * ROUNDS
+    assert weights(tmp_path / "run") == expected.without_bob_in()
 
 
-@pytest.mark.parametrize("after", ["round 2: cid trained", "round 2: a masked vector", "round 2: the sum"])
-def test_site_is_killed_and_comes_back(processes: Processes, folder: Path, after: str) -> None:
-    processes.serve()
-    for name in SITES:
-        processes.site(name)
-    processes.kill_and_start_again("south", after)
-    processes.end()
-    assert processes.weights() == weights(folder / "simulation")
+@pytest.mark.parametrize("moment", ["before", "leaving", "after"])
+@pytest.mark.parametrize("kind", SUMS)
+def test_site_is_killed_and_stays_away(place: Path, tmp_path: Path, expected: Expected, kind: str, moment: str) -> None:
+    with Programs(place, tmp_path) as programs:
+        programs.begin(run_of(place, rounds=ROUNDS), south=Death(kind, moment))
+        programs.must_die("south")
+        programs.is_gone("south")
+        programs.end()
+    # Once its vector has come, the others are as many as the threshold, and open the sum of all three.
+    missing = (2,) if kind == "unmask" or (kind, moment) == ("masked", "after") else (1, 2)
+    there = [(None, 2 if attempt in missing else 3) for attempt in range(ROUNDS)]
+    assert [(r["skipped"], r["clients"]) for r in rounds(tmp_path)] == there
+    assert weights(tmp_path / "run") == expected.without_bob_in(*missing)
 
 
-@pytest.mark.parametrize("after", ["round 2: cid trained", "round 2: a masked vector", "round 2: the sum"])
-def test_server_is_killed_and_resumed(processes: Processes, folder: Path, after: str) -> None:
-    processes.serve()
-    for name in SITES:
-        processes.site(name)
-    processes.until("south", after)
-    processes.kill("server")
-    processes.rondo("server", "resume", "run")
-    processes.end()
-    assert processes.weights() == weights(folder / "simulation")
-    assert "Traceback" not in processes.log("server")
+@pytest.mark.parametrize(("kind", "moment"), SERVER_DEATHS)
+def test_server_is_killed_and_resumed(place: Path, tmp_path: Path, expected: Expected, kind: str, moment: str) -> None:
+    with Programs(place, tmp_path) as programs:
+        programs.begin(run_of(place, rounds=ROUNDS), server=Death(kind, moment))
+        programs.must_die("server")
+        programs.again("server")
+        programs.end()
+    assert [(r["skipped"], r["clients"]) for r in rounds(tmp_path)] == [(None, 3)] * ROUNDS
+    assert weights(tmp_path / "run") == expected.without_bob_in()

@@ -20,7 +20,7 @@ pytest.importorskip("dp_accounting")
 from desk_line import SITES, DeskLine, Killed, desk_of
 from parties import OPEN, Parties, configuration, write_sites
 from test_federation import simulated, weights
-from test_masked_kills import Dies, Strike, listening, run_of, without_bob
+from test_masked_kills import Strike, listening, run_of, without_bob
 from test_masked_refusals import Server, refused
 
 from rondo.algorithm import Round
@@ -30,7 +30,6 @@ from rondo.federation.identity.peers import Voice
 from rondo.federation.plan import Consent, Plan
 from rondo.federation.server import run as server_run
 from rondo.federation.server.masked_rounds import _Sets
-from rondo.federation.server.run import resume
 from rondo.federation.site import sums as module
 from rondo.federation.site.audit import Audit
 from rondo.federation.site.contract import Contract
@@ -113,20 +112,6 @@ def test_site_that_dies_changes_no_other_noise(
     assert strike.left <= 0
     with without_bob(() if returns else (0, 1)):
         assert weights(result) == weights(simulated(place, run, tmp_path / "simulation"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "moment"), [("masked", "after"), ("unmask", "before"), ("unmask", "after")])
-def test_server_that_dies_has_spent_and_spends_a_sum_once(place: Path, tmp_path: Path, kind: str, moment: str) -> None:
-    """Without a debug seed: sites send the vectors that are on their disks, or others for which they spend again."""
-    line = DeskLine(place, tmp_path, Dies(kind, "west", moment))
-    with pytest.raises(Killed):
-        served(place, line, tmp_path / "run", noisy(place))
-    with line.served():
-        result = resume(tmp_path / "run", listening(place), told=line.told.append)
-    assert [(r["skipped"], r["epsilon"]) for r in result.history] == [(None, claimed(1)), (None, claimed(2))]
-    vectors = 3 if kind == "masked" else 2
-    assert [e for *_, e in Ledger(tmp_path / "at-south", {}).accounts(1e-5)] == [of_rows(vectors)]
 
 
 @pytest.mark.slow
