@@ -27,7 +27,7 @@ import rondo
 from rondo.config import load
 from rondo.engine.client.private_step import PrivateSteps
 from rondo.engine.wire.letters import Reply, Request
-from rondo.errors import ConfigError
+from rondo.errors import ConfigError, DiskFailed
 from rondo.federation.plan import Plan
 from rondo.federation.server import remote_run
 from rondo.federation.server.run import resume, serve
@@ -143,6 +143,22 @@ def test_round_that_a_killed_server_had_answers_to_counts(folder: Path, tmp_path
     assert sorted(kept["south"])[1] == told["bob"]
     assert min(kept["south"]) < told["cid"]
     assert result.summary["privacy"]["epsilon"] == max(told.values())
+
+
+def test_full_disk_at_the_server_ends_no_site(folder: Path, tmp_path: Path, full_at: Any) -> None:
+    """The second round was answered, and is not written down: sites are told nothing, and it counts twice."""
+    line = DeskLine(folder, tmp_path)
+    with line.served():
+        with (
+            full_at("run/privacy.json", 4),
+            pytest.raises(DiskFailed, match=r"privacy\.json cannot be written: No space"),
+        ):
+            serve(run_of(folder, OF_ROWS), listening(folder), run_dir=tmp_path / "run", device="cpu")
+        assert [site for site, kind, *_ in line.heard if kind == "end"] == []
+        result = resume(tmp_path / "run", listening(folder))
+    kept = [spent for site in ("north", "south") for *_, spent in Ledger(tmp_path / f"at-{site}", {}).accounts(1e-5)]
+    assert len(result.history) == 3
+    assert result.summary["privacy"]["epsilon"] == max(kept)
 
 
 def test_class_names_of_rows_are_refused_at_the_server(folder: Path) -> None:
@@ -276,6 +292,21 @@ def test_killed_training_has_been_spent(
     assert here.ledger.epsilon("ann", 1e-5) == spent(4)
 
 
+def test_training_that_a_full_disk_could_not_note_is_none(
+    plan: Plan, request_: Request, tmp_path: Path, desk: Make, full_at: Any
+) -> None:
+    told = list[str]()
+    here = desk(tmp_path, told=told, contract=allowing())
+    assert not asked(here, private(plan)).refused
+    with full_at("privacy.json"):
+        reply = Reply.decode(here.answer("round", work(request_)))
+    assert (reply.reason, reply.upload) == ("refused", b"")
+    assert f"No space left on device: '{here.folder / FILE}'" in told[-2]
+    assert here.ledger.epsilon("ann", 1e-5) == 0.0
+    assert Reply.decode(here.answer("round", work(request_))).upload
+    assert here.ledger.epsilon("ann", 1e-5) == spent(4)
+
+
 # --- the ledger ---------------------------------------------------------------------------------------------------
 
 ROWS = [{"text": f"row {i}", "who": i // 2} for i in range(10)]
@@ -322,7 +353,7 @@ def test_account_of_persons_follows_them_to_new_rows(tmp_path: Path) -> None:
         of(ledger(tmp_path, [{"text": "x"}], "who"))
 
 
-@pytest.mark.parametrize("damage", ["account", "numbers", "key", "rows"])
+@pytest.mark.parametrize("damage", ["account", "numbers", "key", "short key", "rows"])
 def test_damaged_ledger_is_no_empty_one(tmp_path: Path, damage: str) -> None:
     paid(tmp_path)
     if damage == "account":
@@ -331,6 +362,8 @@ def test_damaged_ledger_is_no_empty_one(tmp_path: Path, damage: str) -> None:
         (tmp_path / FILE).write_text((tmp_path / FILE).read_text().replace(", 7]", ", -7]"))
     elif damage == "key":
         (tmp_path / KEY).unlink()
+    elif damage == "short key":
+        (tmp_path / KEY).write_bytes((tmp_path / KEY).read_bytes()[:8])
     else:
         for path in (tmp_path / "privacy-rows").iterdir():
             path.unlink()
@@ -342,3 +375,12 @@ def test_ledger_tells_nothing_of_rows_without_the_key(tmp_path: Path) -> None:
     """Equal rows have other digests at another site."""
     first, second = paid(tmp_path / "one"), paid(tmp_path / "two")
     assert {*json.loads((first.folder / FILE).read_text())} != {*json.loads((second.folder / FILE).read_text())}
+
+
+def test_full_disk_leaves_no_part_of_a_key(tmp_path: Path, full_at: Any) -> None:
+    """Anybody could try out texts on a ledger whose key is empty."""
+    with full_at("privacy.key"), pytest.raises(OSError, match=r"No space left on device: .*privacy\.key"):
+        paid(tmp_path)
+    assert not (tmp_path / KEY).exists()
+    paid(tmp_path)
+    assert len((tmp_path / KEY).read_bytes()) == 32

@@ -23,7 +23,7 @@ from rondo.engine.server.rounds import Server
 from rondo.engine.server.spent import RowAccount
 from rondo.engine.simulation import Simulation
 from rondo.engine.transport import Answer
-from rondo.errors import ConfigError, RunStopped
+from rondo.errors import ConfigError, DiskFailed, RunStopped
 from rondo.models.loading.peft import read_tensors
 from rondo.privacy.accountant import epsilon
 from rondo.runs import runner
@@ -275,6 +275,23 @@ def test_older_checkpoint_forgets_no_step(sources: Path, tmp_path: Path, monkeyp
     resumed = runner.resume(folder, device="cpu")
     five = run({**config, "rounds": 5}, tmp_path / "five")
     assert resumed.summary["privacy"] == five.summary["privacy"]
+
+
+@pytest.mark.parametrize("at", [0, 3, 4, *(pytest.param(at, marks=pytest.mark.slow) for at in (1, 2))])
+def test_full_disk_forgets_no_step(at: int, sources: Path, tmp_path: Path, full_at: Any) -> None:
+    """At the start, before each round is asked for, and after it. A round whose answers came is done again with other
+    noise, so it counts twice."""
+    config, folder = configured(sources), tmp_path / "full"
+    with (
+        full_at("privacy.json", at),
+        pytest.raises(DiskFailed, match=r"privacy\.json cannot be written: No space left"),
+    ):
+        run(config, folder)
+    resumed = runner.resume(folder, device="cpu")
+    came = at in (2, 4)
+    expected = run({**config, "rounds": 2 + came}, tmp_path / "expected")
+    assert len(resumed.history) == 2
+    assert resumed.summary["privacy"] == expected.summary["privacy"]
 
 
 def test_run_without_its_account_cannot_go_on(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 import rondo
 from kinds_of_runs import make_sources, outcome
 from rondo.config import ConfigError, load
-from rondo.errors import RunInterrupted
+from rondo.errors import DiskFailed, RunInterrupted
 from rondo.runs.watching.progress import Quiet
 from small_runs import settings
 
@@ -147,6 +147,35 @@ def test_lost_key_or_account_ends_the_run(sources: Path, tmp_path: Path) -> None
     (tmp_path / "cut" / "privacy.json").unlink()
     with pytest.raises(ConfigError, match=r"privacy\.json is missing: nobody knows what was spent"):
         rondo.resume(tmp_path / "cut", device="cpu")
+
+
+@pytest.mark.parametrize("at", [0, 2, *(pytest.param(at, marks=pytest.mark.slow) for at in (1, 3))])
+def test_full_disk_stops_a_private_run_and_forgets_nothing(
+    at: int, sources: Path, tmp_path: Path, full_at: Any
+) -> None:
+    """Before the first round, and after each: a sum that could not be written down is not used."""
+    config = configured(sources, clients={"sampling": "full", "per_round": None})
+    whole, folder = rondo.run(config, run_dir=tmp_path / "whole", device="cpu"), tmp_path / "full"
+    with (
+        full_at("privacy.json", at),
+        pytest.raises(DiskFailed, match=r"privacy\.json cannot be written: No space left"),
+    ):
+        rondo.run(config, run_dir=folder, device="cpu")
+    kept = json.loads((folder / "privacy.json").read_text())["sums"] if at else {}
+    assert len(kept) == max(0, at - 1)
+    resumed = rondo.resume(folder, device="cpu")
+    assert outcome(folder) == outcome(whole.run_dir)
+    assert (folder / "privacy.json").read_text() == (tmp_path / "whole" / "privacy.json").read_text()
+    assert resumed.summary["privacy"] == whole.summary["privacy"]
+
+
+def test_full_disk_leaves_no_part_of_a_key(sources: Path, tmp_path: Path, full_at: Any) -> None:
+    config, key = configured(sources, privacy={"debug_seed": None}), tmp_path / "run" / "privacy.key"
+    with full_at("privacy.key"), pytest.raises(DiskFailed, match=r"privacy\.key cannot be written: No space left"):
+        rondo.run(config, run_dir=tmp_path / "run", device="cpu")
+    assert not key.exists()
+    rondo.resume(tmp_path / "run", device="cpu")
+    assert (len(key.read_bytes()), stat.S_IMODE(key.stat().st_mode)) == (32, 0o600)
 
 
 def with_shares(sources: Path, **privacy: Any) -> dict[str, Any]:

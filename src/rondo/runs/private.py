@@ -3,7 +3,8 @@
 ``privacy.key`` has the key of sampling and noise, readable by its owner alone; it is in no letter, no result and no
 manifest. Where sites add the noise, there is none. ``privacy.json`` is the account: every sum with noise, with the
 probability of a client to be in it, and each attempt's clip where it is adaptive; or the private steps on each client's
-rows. It only ever grows: a run that goes back to an earlier checkpoint still knows what may have been seen.
+rows. It only ever grows: a run that goes back to an earlier checkpoint still knows what may have been seen. A full disk
+raises :class:`~rondo.errors.DiskFailed`, and what could not be written down is not used.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rondo.errors import ConfigError
 from rondo.privacy.noise import KEY_BYTES
 from rondo.privacy.noise_share import epsilon_of_shares
 from rondo.runs.storage.directory import RunDirectory
-from rondo.runs.storage.durable import BINARY
+from rondo.runs.storage.durable import write_private, written
 
 _KEY, _ACCOUNT = "privacy.key", "privacy.json"
 
@@ -114,7 +115,8 @@ def _keep(directory: RunDirectory, releases: Releases, sampled: Sampled, clips: 
     }
     if clips:
         content["clips"] = {str(attempt): clip for attempt, clip in clips.items()}
-    directory.write(_ACCOUNT, content)
+    with written(directory.path):
+        directory.write(_ACCOUNT, content)
 
 
 def _read_steps(directory: RunDirectory) -> dict[str, Mapping[float, int]]:
@@ -130,9 +132,9 @@ def _read_steps(directory: RunDirectory) -> dict[str, Mapping[float, int]]:
 
 
 def _keep_steps(directory: RunDirectory, steps: Steps) -> None:
-    directory.write(
-        _ACCOUNT, {"steps": {client: [list(kind) for kind in own.items()] for client, own in steps.items()}}
-    )
+    content = {"steps": {client: [list(kind) for kind in own.items()] for client, own in steps.items()}}
+    with written(directory.path):
+        directory.write(_ACCOUNT, content)
 
 
 def _key(config: RunConfig, path: Path, *, begun: bool) -> bytes:
@@ -148,9 +150,6 @@ def _key(config: RunConfig, path: Path, *, begun: bool) -> bytes:
         message = f"{_KEY} is missing or damaged: sums that were seen cannot get the same noise, so start another run"
         raise ConfigError.at("RUN_DIR", message)
     key = os.urandom(KEY_BYTES)
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, 0o600), "wb") as file:
-        file.write(key)
-        file.flush()
-        os.fsync(file.fileno())
+    with written(path.parent):
+        write_private(path, key)
     return key
