@@ -353,13 +353,25 @@ def test_account_of_persons_follows_them_to_new_rows(tmp_path: Path) -> None:
         of(ledger(tmp_path, [{"text": "x"}], "who"))
 
 
-@pytest.mark.parametrize("damage", ["account", "numbers", "key", "short key", "rows"])
+NUMBERS = (
+    "[1.0, 0.2, -7]",
+    "[1.0, 0.2, 3.9]",
+    "[1.0, 0.2, true]",
+    "[Infinity, 0.2, 7]",
+    "[1.0, 7, 7]",
+    "[1.0, NaN, 7]",
+)
+
+
+@pytest.mark.parametrize("damage", ["account", "key", "short key", "rows", *NUMBERS])
 def test_damaged_ledger_is_no_empty_one(tmp_path: Path, damage: str) -> None:
     paid(tmp_path)
     if damage == "account":
         (tmp_path / FILE).write_text('{"3f')
-    elif damage == "numbers":
-        (tmp_path / FILE).write_text((tmp_path / FILE).read_text().replace(", 7]", ", -7]"))
+    elif damage[0] == "[":
+        whole = (tmp_path / FILE).read_text()
+        assert "[1.0, 0.2, 7]" in whole
+        (tmp_path / FILE).write_text(whole.replace("[1.0, 0.2, 7]", damage))
     elif damage == "key":
         (tmp_path / KEY).unlink()
     elif damage == "short key":

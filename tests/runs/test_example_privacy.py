@@ -27,7 +27,9 @@ from rondo.errors import ConfigError, DiskFailed, RunStopped
 from rondo.models.loading.peft import read_tensors
 from rondo.privacy.accountant import epsilon
 from rondo.runs import runner
+from rondo.runs.private import row_account
 from rondo.runs.runner import RunResult
+from rondo.runs.storage.directory import RunDirectory
 from small_runs import settings
 
 pytest.importorskip("dp_accounting")
@@ -304,6 +306,24 @@ def test_run_without_its_account_cannot_go_on(sources: Path, tmp_path: Path, mon
         file.unlink() if content is None else file.write_text(content, encoding="utf-8")
         with pytest.raises(ConfigError, match=message):
             runner.resume(tmp_path / "run", device="cpu")
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        *(f"[[{share}, 3]]" for share in (0.0, 1e-9, 1.5, -0.5, "NaN", "true", '"0.5"')),
+        *(f"[[0.5, {count}]]" for count in (0, -1, 3.9, 3.0, "NaN", "true", '"3"', "null")),
+        "[[0.5, 3], [0.5, 4]]",
+        "[[0.5, 3, 1]]",
+        "[0.5]",
+        "{}",
+        "3",
+    ],
+)
+def test_damaged_account_of_steps_is_refused(kinds: str, sources: Path, tmp_path: Path) -> None:
+    (tmp_path / "privacy.json").write_text(f'{{"steps": {{"ann": {kinds}}}}}')
+    with pytest.raises(ConfigError, match=r"privacy\.json is no account of steps: the run cannot go on"):
+        row_account(load(configured(sources)), RunDirectory(tmp_path))
 
 
 def test_client_that_was_not_met_yet_has_spent_nothing_and_stops_nobody(sources: Path) -> None:

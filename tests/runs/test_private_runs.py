@@ -13,6 +13,8 @@ import rondo
 from kinds_of_runs import make_sources, outcome
 from rondo.config import ConfigError, load
 from rondo.errors import DiskFailed, RunInterrupted
+from rondo.runs.private import account_of_shares, private_sum
+from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.watching.progress import Quiet
 from small_runs import settings
 
@@ -176,6 +178,35 @@ def test_full_disk_leaves_no_part_of_a_key(sources: Path, tmp_path: Path, full_a
     assert not key.exists()
     rondo.resume(tmp_path / "run", device="cpu")
     assert (len(key.read_bytes()), stat.S_IMODE(key.stat().st_mode)) == (32, 0o600)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"sums"',
+        '{"steps": {}}',
+        '{"sums": {"0": "ab"}}',
+        '{"sums": {"0": []}}',
+        '{"sums": {"0": ["a", "a"]}}',
+        '{"sums": {"0": [1]}}',
+        '{"sums": {"-1": ["a"]}}',
+        '{"sums": {"first": ["a"]}}',
+        '{"sums": {"0": ["a"]}, "sampled": []}',
+        *(f'{{"sums": {{"0": ["a"]}}, "sampled": {{"0": {q}}}}}' for q in (7, 1e-9, 0, "NaN", "true", '"0.5"', "null")),
+        *(f'{{"sums": {{}}, "clips": {{"0": {clip}}}}}' for clip in (0, -1, "NaN", "Infinity", "true", "[]")),
+    ],
+)
+def test_damaged_account_of_sums_is_refused(text: str, sources: Path, tmp_path: Path) -> None:
+    """A probability that is too small would make every round cheaper, whatever else it broke."""
+    (tmp_path / "privacy.json").write_text(text)
+    (tmp_path / "privacy.key").write_bytes(bytes(32))
+    for config in (configured(sources), with_shares(sources)):
+        with pytest.raises(
+            ConfigError, match=r"privacy\.json (is no account of sums: the run cannot go on|cannot be read)"
+        ):
+            account_of_shares(load(config), RunDirectory(tmp_path)) or private_sum(
+                load(config), 6, RunDirectory(tmp_path)
+            )
 
 
 def with_shares(sources: Path, **privacy: Any) -> dict[str, Any]:

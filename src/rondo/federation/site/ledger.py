@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -177,7 +178,7 @@ class Ledger:
             for runs in content.values():
                 for kinds in runs.values():
                     for noise, share, steps in kinds:
-                        if not (noise >= 0 and 0 < share <= 1 and steps >= 0):
+                        if not (0 <= noise < math.inf and 0 < share <= 1 and type(steps) is int and steps >= 0):
                             raise ValueError("numbers out of their range")
         except (AttributeError, TypeError, ValueError) as error:
             message = (
