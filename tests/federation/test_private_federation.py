@@ -205,6 +205,7 @@ def work(request: Request, run: str = "one", **round: Any) -> bytes:
         ({"max_epsilon": 8.0}, None, "protection: none, and its owner allows plans with example-dp"),
         ({"require": ["example-dp"]}, {"debug_seed": 3}, "protection: none"),
         ({"require": ["example-dp"]}, {"noise": 0.0}, "protection: none"),
+        ({}, {"noise": 0.1}, "it cannot run the plan as it is: privacy.noise"),
         (
             {"require": ["example-dp", "secure-aggregation"]},
             {},
