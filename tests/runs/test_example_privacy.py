@@ -335,18 +335,18 @@ def test_client_that_was_not_met_yet_has_spent_nothing_and_stops_nobody(sources:
     clients = [Client("ann", 20), Client("late", 0)]
     account = RowAccount(config)
     assert list(account.able(algorithms.get("fedit"), state, clients, Round(0, 2, 0, 2))) == clients
-    assert account.record(clients, {"late"})["client_epsilon"] == {"late": 0.0}
+    assert account.record(["late"])["client_epsilon"] == {"late": 0.0}
 
 
 def test_rows_that_come_later_make_no_earlier_step_cheaper(sources: Path) -> None:
     config = load(configured(sources, privacy={"noise": 1.0}))
     account, few, many = RowAccount(config), Client("ann", 12), Client("ann", 12_000)
     account.count(few, 10)
-    before = account.record([few], {"ann"})["epsilon"]
-    assert account.record([many], {"ann"})["epsilon"] == before
+    before = account.record(["ann"])["epsilon"]
+    assert account.record(["ann"])["epsilon"] == before
     account.count(many, 10)
     assert account.steps == {"ann": {0.5: 10, 5e-4: 10}}
-    assert account.record([many], {"ann"})["epsilon"] > before
+    assert account.record(["ann"])["epsilon"] > before
 
 
 def test_client_that_left_has_spent_what_it_did(sources: Path) -> None:
@@ -354,8 +354,8 @@ def test_client_that_left_has_spent_what_it_did(sources: Path) -> None:
     ann, bob = Client("ann", 12), Client("bob", 12)
     account.count(ann, 2)
     account.count(bob, 20)
-    both = account.record([ann, bob], {"ann"})["epsilon"]
-    assert account.record([ann], {"ann"})["epsilon"] == both
+    both = account.record(["ann", "bob"])["epsilon"]
+    assert account.record(["ann"])["epsilon"] == both
 
 
 def test_training_without_an_answer_counts_whole(sources: Path) -> None:
