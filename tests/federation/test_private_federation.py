@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ pytest.importorskip("dp_accounting")
 from desk_line import DeskLine, Killed
 from desks import Make, asked, contract, with_
 from parties import LABELS, Parties, configuration
+from parties import ROWS as SITE_ROWS
 from test_masked_kills import Dies, listening
 
 import rondo
@@ -267,6 +269,24 @@ def test_noise_of_a_seed_that_the_server_knows_counts_as_none(
     assert Reply.decode(here.answer("round", work(request_))).upload
     assert here.ledger.epsilon("ann", 1e-5) == float("inf")
     assert "epsilon inf at delta" in next(account.spent(here.folder))
+
+
+def test_rehearsal_with_a_seed_bars_its_rows(plan: Plan, request_: Request, tmp_path: Path, desk: Make) -> None:
+    """Of later runs under max_epsilon. One with other rows in a copy of the site's folder bars none."""
+    own, copy, limited = tmp_path / "own", tmp_path / "copy", allowing(max_epsilon=spent(20))
+    for folder in (own, copy):
+        folder.mkdir()
+    before = desk(own, contract=limited)
+    assert not asked(before, private(plan)).refused
+    assert Reply.decode(before.answer("round", work(request_))).upload
+    shutil.copytree(own / "state", copy / "state")
+    other = [{**row, "text": f"made up: {row['text']}"} for row in SITE_ROWS["ann"]]
+    for folder, rows, barred in ((copy, other, False), (own, SITE_ROWS["ann"], True)):
+        rehearsing = desk(folder, contract=allowing(), rows=rows)
+        assert not asked(rehearsing, private(plan, "rehearsal", debug_seed=3)).refused
+        assert Reply.decode(rehearsing.answer("round", work(request_, "rehearsal"))).upload
+        refused = asked(desk(own, contract=limited), private(plan, "next")).refused
+        assert ("epsilon of ann: more, after all rounds" in refused) is barred
 
 
 def test_scores_are_not_answered(plan: Plan, request_: Request, tmp_path: Path, desk: Make) -> None:
