@@ -195,6 +195,27 @@ def fails_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AbstractContextMa
 
 
 @pytest.fixture
+def full_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AbstractContextManager[None]]:
+    """A context in which the disk is full at the ``at``-th time that a file whose path ends so is replaced, and has
+    room again afterwards."""
+
+    @contextmanager
+    def failing(name: str, at: int = 0) -> Iterator[None]:
+        real, calls = os.replace, itertools.count()
+
+        def replace(source: Path, target: Path) -> None:
+            if Path(target).match(name) and next(calls) == at:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            real(source, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", replace)
+            yield
+
+    return failing
+
+
+@pytest.fixture
 def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
     """Run a command in an empty working directory; return its exit code and output, which has no traceback."""
     from typer.testing import CliRunner

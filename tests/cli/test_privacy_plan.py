@@ -63,6 +63,7 @@ def test_noise_of_sites_is_planned_by_the_threshold() -> None:
         (("--epsilon", 1, "--noise", 1), "--epsilon"),
         (("--epsilon", 0), "--epsilon"),
         (("--noise", "inf"), "--noise"),
+        (("--noise", 0.05), "--noise"),
         (("--noise", 1, "--per-round", 11), "--per-round"),
         (("--noise", 1, "--delta", 1), "--delta"),
         (("--noise", 1, "--adversary", "server", "--colluding", 7), "--colluding"),

@@ -159,3 +159,11 @@ def test_record_that_is_damaged_is_told(tmp_path: Path) -> None:
     training = Training("a", 0, 0, "ann", torch.ones(3, dtype=torch.float64))
     with pytest.raises(Refused, match="this site cannot know which sums it has opened"):
         Opened(tmp_path).check([training], numpy.ones(3, dtype=numpy.int64), ["north"])
+
+
+def test_sum_that_a_full_disk_could_not_note_is_not_opened(runs: Runs, full_at: Any) -> None:
+    """The site sends no shares before it has written down with whom."""
+    with full_at("at-south/opened.sums"), pytest.raises(OSError, match=r"No space left on device: .*opened\.sums"):
+        runs("first")
+    assert not (runs.folder / "at-south" / FILE).exists()
+    assert not runs.sums

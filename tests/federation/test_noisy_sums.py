@@ -304,6 +304,23 @@ def test_site_obeys(law: Law, server: Server, monkeypatch: pytest.MonkeyPatch) -
     law(server, vectors(server, monkeypatch))
 
 
+def test_vector_that_a_full_disk_holds_back_is_spent_once(
+    server: Server, monkeypatch: pytest.MonkeyPatch, full_at: Any
+) -> None:
+    """The site is asked again every minute, and draws no other noise."""
+    found, members = vectors(server, monkeypatch), named(server, 0)
+    with full_at("privacy.json"), pytest.raises(OSError, match=r"No space left on device: .*privacy\.json"):
+        server.masked(members)
+    assert spent(server) == 0.0
+    for _ in range(2):
+        with full_at("sum.session"), pytest.raises(OSError, match=r"No space left on device: .*sum\.session"):
+            server.masked(members)
+    vector = server.masked(members).vector
+    assert server.again().masked(members).vector.tolist() == vector.tolist()
+    assert spent(server) == of_rows(1)
+    assert len(found) == 1
+
+
 DEVIATION = NoiseShare.deviation
 BUGS: dict[str, tuple[tuple[Any, str, Any], Law]] = {
     "noise halved": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ pytest.importorskip("dp_accounting")
 from desk_line import DeskLine, Killed
 from desks import Make, asked, contract, with_
 from parties import LABELS, Parties, configuration
+from parties import ROWS as SITE_ROWS
 from test_federation import comparable
 from test_masked_kills import Dies, listening
 
@@ -26,7 +28,7 @@ import rondo
 from rondo.config import load
 from rondo.engine.client.private_step import PrivateSteps
 from rondo.engine.wire.letters import Reply, Request
-from rondo.errors import ConfigError
+from rondo.errors import ConfigError, DiskFailed
 from rondo.federation.plan import Plan
 from rondo.federation.server import remote_run
 from rondo.federation.server.run import resume, serve
@@ -144,6 +146,22 @@ def test_round_that_a_killed_server_had_answers_to_counts(folder: Path, tmp_path
     assert result.summary["privacy"]["epsilon"] == max(told.values())
 
 
+def test_full_disk_at_the_server_ends_no_site(folder: Path, tmp_path: Path, full_at: Any) -> None:
+    """The second round was answered, and is not written down: sites are told nothing, and it counts twice."""
+    line = DeskLine(folder, tmp_path)
+    with line.served():
+        with (
+            full_at("run/privacy.json", 4),
+            pytest.raises(DiskFailed, match=r"privacy\.json cannot be written: No space"),
+        ):
+            serve(run_of(folder, OF_ROWS), listening(folder), run_dir=tmp_path / "run", device="cpu")
+        assert [site for site, kind, *_ in line.heard if kind == "end"] == []
+        result = resume(tmp_path / "run", listening(folder))
+    kept = [spent for site in ("north", "south") for *_, spent in Ledger(tmp_path / f"at-{site}", {}).accounts(1e-5)]
+    assert len(result.history) == 3
+    assert result.summary["privacy"]["epsilon"] == max(kept)
+
+
 def test_class_names_of_rows_are_refused_at_the_server(folder: Path) -> None:
     for privacy in (OF_ROWS, OF_CLIENTS):
         clients = {"weighting": "uniform", "sampling": "full"}
@@ -188,6 +206,7 @@ def work(request: Request, run: str = "one", **round: Any) -> bytes:
         ({"max_epsilon": 8.0}, None, "protection: none, and its owner allows plans with example-dp"),
         ({"require": ["example-dp"]}, {"debug_seed": 3}, "protection: none"),
         ({"require": ["example-dp"]}, {"noise": 0.0}, "protection: none"),
+        ({}, {"noise": 0.1}, "it cannot run the plan as it is: privacy.noise"),
         (
             {"require": ["example-dp", "secure-aggregation"]},
             {},
@@ -251,6 +270,24 @@ def test_noise_of_a_seed_that_the_server_knows_counts_as_none(
     assert "epsilon inf at delta" in next(account.spent(here.folder))
 
 
+def test_rehearsal_with_a_seed_bars_its_rows(plan: Plan, request_: Request, tmp_path: Path, desk: Make) -> None:
+    """Of later runs under max_epsilon. One with other rows in a copy of the site's folder bars none."""
+    own, copy, limited = tmp_path / "own", tmp_path / "copy", allowing(max_epsilon=spent(20))
+    for folder in (own, copy):
+        folder.mkdir()
+    before = desk(own, contract=limited)
+    assert not asked(before, private(plan)).refused
+    assert Reply.decode(before.answer("round", work(request_))).upload
+    shutil.copytree(own / "state", copy / "state")
+    other = [{**row, "text": f"made up: {row['text']}"} for row in SITE_ROWS["ann"]]
+    for folder, rows, barred in ((copy, other, False), (own, SITE_ROWS["ann"], True)):
+        rehearsing = desk(folder, contract=allowing(), rows=rows)
+        assert not asked(rehearsing, private(plan, "rehearsal", debug_seed=3)).refused
+        assert Reply.decode(rehearsing.answer("round", work(request_, "rehearsal"))).upload
+        refused = asked(desk(own, contract=limited), private(plan, "next")).refused
+        assert ("epsilon of ann: more, after all rounds" in refused) is barred
+
+
 def test_scores_are_not_answered(plan: Plan, request_: Request, tmp_path: Path, desk: Make) -> None:
     here = desk(tmp_path, contract=allowing())
     assert not asked(here, private(plan)).refused
@@ -272,6 +309,21 @@ def test_killed_training_has_been_spent(
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert here.ledger.epsilon("ann", 1e-5) == spent(4)
+
+
+def test_training_that_a_full_disk_could_not_note_is_none(
+    plan: Plan, request_: Request, tmp_path: Path, desk: Make, full_at: Any
+) -> None:
+    told = list[str]()
+    here = desk(tmp_path, told=told, contract=allowing())
+    assert not asked(here, private(plan)).refused
+    with full_at("privacy.json"):
+        reply = Reply.decode(here.answer("round", work(request_)))
+    assert (reply.reason, reply.upload) == ("refused", b"")
+    assert f"No space left on device: '{here.folder / FILE}'" in told[-2]
+    assert here.ledger.epsilon("ann", 1e-5) == 0.0
+    assert Reply.decode(here.answer("round", work(request_))).upload
     assert here.ledger.epsilon("ann", 1e-5) == spent(4)
 
 
@@ -321,15 +373,29 @@ def test_account_of_persons_follows_them_to_new_rows(tmp_path: Path) -> None:
         of(ledger(tmp_path, [{"text": "x"}], "who"))
 
 
-@pytest.mark.parametrize("damage", ["account", "numbers", "key", "rows"])
+NUMBERS = (
+    "[1.0, 0.2, -7]",
+    "[1.0, 0.2, 3.9]",
+    "[1.0, 0.2, true]",
+    "[Infinity, 0.2, 7]",
+    "[1.0, 7, 7]",
+    "[1.0, NaN, 7]",
+)
+
+
+@pytest.mark.parametrize("damage", ["account", "key", "short key", "rows", *NUMBERS])
 def test_damaged_ledger_is_no_empty_one(tmp_path: Path, damage: str) -> None:
     paid(tmp_path)
     if damage == "account":
         (tmp_path / FILE).write_text('{"3f')
-    elif damage == "numbers":
-        (tmp_path / FILE).write_text((tmp_path / FILE).read_text().replace(", 7]", ", -7]"))
+    elif damage[0] == "[":
+        whole = (tmp_path / FILE).read_text()
+        assert "[1.0, 0.2, 7]" in whole
+        (tmp_path / FILE).write_text(whole.replace("[1.0, 0.2, 7]", damage))
     elif damage == "key":
         (tmp_path / KEY).unlink()
+    elif damage == "short key":
+        (tmp_path / KEY).write_bytes((tmp_path / KEY).read_bytes()[:8])
     else:
         for path in (tmp_path / "privacy-rows").iterdir():
             path.unlink()
@@ -341,3 +407,12 @@ def test_ledger_tells_nothing_of_rows_without_the_key(tmp_path: Path) -> None:
     """Equal rows have other digests at another site."""
     first, second = paid(tmp_path / "one"), paid(tmp_path / "two")
     assert {*json.loads((first.folder / FILE).read_text())} != {*json.loads((second.folder / FILE).read_text())}
+
+
+def test_full_disk_leaves_no_part_of_a_key(tmp_path: Path, full_at: Any) -> None:
+    """Anybody could try out texts on a ledger whose key is empty."""
+    with full_at("privacy.key"), pytest.raises(OSError, match=r"No space left on device: .*privacy\.key"):
+        paid(tmp_path)
+    assert not (tmp_path / KEY).exists()
+    paid(tmp_path)
+    assert len((tmp_path / KEY).read_bytes()) == 32

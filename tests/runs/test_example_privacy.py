@@ -23,11 +23,13 @@ from rondo.engine.server.rounds import Server
 from rondo.engine.server.spent import RowAccount
 from rondo.engine.simulation import Simulation
 from rondo.engine.transport import Answer
-from rondo.errors import ConfigError, RunStopped
+from rondo.errors import ConfigError, DiskFailed, RunStopped
 from rondo.models.loading.peft import read_tensors
 from rondo.privacy.accountant import epsilon
 from rondo.runs import runner
+from rondo.runs.private import row_account
 from rondo.runs.runner import RunResult
+from rondo.runs.storage.directory import RunDirectory
 from small_runs import settings
 
 pytest.importorskip("dp_accounting")
@@ -277,6 +279,23 @@ def test_older_checkpoint_forgets_no_step(sources: Path, tmp_path: Path, monkeyp
     assert resumed.summary["privacy"] == five.summary["privacy"]
 
 
+@pytest.mark.parametrize("at", [0, 3, 4, *(pytest.param(at, marks=pytest.mark.slow) for at in (1, 2))])
+def test_full_disk_forgets_no_step(at: int, sources: Path, tmp_path: Path, full_at: Any) -> None:
+    """At the start, before each round is asked for, and after it. A round whose answers came is done again with other
+    noise, so it counts twice."""
+    config, folder = configured(sources), tmp_path / "full"
+    with (
+        full_at("privacy.json", at),
+        pytest.raises(DiskFailed, match=r"privacy\.json cannot be written: No space left"),
+    ):
+        run(config, folder)
+    resumed = runner.resume(folder, device="cpu")
+    came = at in (2, 4)
+    expected = run({**config, "rounds": 2 + came}, tmp_path / "expected")
+    assert len(resumed.history) == 2
+    assert resumed.summary["privacy"] == expected.summary["privacy"]
+
+
 def test_run_without_its_account_cannot_go_on(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         killed(patch, 1)
@@ -289,6 +308,24 @@ def test_run_without_its_account_cannot_go_on(sources: Path, tmp_path: Path, mon
             runner.resume(tmp_path / "run", device="cpu")
 
 
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        *(f"[[{share}, 3]]" for share in (0.0, 1e-9, 1.5, -0.5, "NaN", "true", '"0.5"')),
+        *(f"[[0.5, {count}]]" for count in (0, -1, 3.9, 3.0, "NaN", "true", '"3"', "null")),
+        "[[0.5, 3], [0.5, 4]]",
+        "[[0.5, 3, 1]]",
+        "[0.5]",
+        "{}",
+        "3",
+    ],
+)
+def test_damaged_account_of_steps_is_refused(kinds: str, sources: Path, tmp_path: Path) -> None:
+    (tmp_path / "privacy.json").write_text(f'{{"steps": {{"ann": {kinds}}}}}')
+    with pytest.raises(ConfigError, match=r"privacy\.json is no account of steps: the run cannot go on"):
+        row_account(load(configured(sources)), RunDirectory(tmp_path))
+
+
 def test_client_that_was_not_met_yet_has_spent_nothing_and_stops_nobody(sources: Path) -> None:
     """Its rows are not known, so a server cannot tell how many steps it will take."""
     config = load(
@@ -298,18 +335,18 @@ def test_client_that_was_not_met_yet_has_spent_nothing_and_stops_nobody(sources:
     clients = [Client("ann", 20), Client("late", 0)]
     account = RowAccount(config)
     assert list(account.able(algorithms.get("fedit"), state, clients, Round(0, 2, 0, 2))) == clients
-    assert account.record(clients, {"late"})["client_epsilon"] == {"late": 0.0}
+    assert account.record(["late"])["client_epsilon"] == {"late": 0.0}
 
 
 def test_rows_that_come_later_make_no_earlier_step_cheaper(sources: Path) -> None:
     config = load(configured(sources, privacy={"noise": 1.0}))
     account, few, many = RowAccount(config), Client("ann", 12), Client("ann", 12_000)
     account.count(few, 10)
-    before = account.record([few], {"ann"})["epsilon"]
-    assert account.record([many], {"ann"})["epsilon"] == before
+    before = account.record(["ann"])["epsilon"]
+    assert account.record(["ann"])["epsilon"] == before
     account.count(many, 10)
     assert account.steps == {"ann": {0.5: 10, 5e-4: 10}}
-    assert account.record([many], {"ann"})["epsilon"] > before
+    assert account.record(["ann"])["epsilon"] > before
 
 
 def test_client_that_left_has_spent_what_it_did(sources: Path) -> None:
@@ -317,8 +354,8 @@ def test_client_that_left_has_spent_what_it_did(sources: Path) -> None:
     ann, bob = Client("ann", 12), Client("bob", 12)
     account.count(ann, 2)
     account.count(bob, 20)
-    both = account.record([ann, bob], {"ann"})["epsilon"]
-    assert account.record([ann], {"ann"})["epsilon"] == both
+    both = account.record(["ann", "bob"])["epsilon"]
+    assert account.record(["ann"])["epsilon"] == both
 
 
 def test_training_without_an_answer_counts_whole(sources: Path) -> None:

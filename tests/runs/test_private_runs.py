@@ -12,7 +12,9 @@ import pytest
 import rondo
 from kinds_of_runs import make_sources, outcome
 from rondo.config import ConfigError, load
-from rondo.errors import RunInterrupted
+from rondo.errors import DiskFailed, RunInterrupted
+from rondo.runs.private import account_of_shares, private_sum
+from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.watching.progress import Quiet
 from small_runs import settings
 
@@ -147,6 +149,64 @@ def test_lost_key_or_account_ends_the_run(sources: Path, tmp_path: Path) -> None
     (tmp_path / "cut" / "privacy.json").unlink()
     with pytest.raises(ConfigError, match=r"privacy\.json is missing: nobody knows what was spent"):
         rondo.resume(tmp_path / "cut", device="cpu")
+
+
+@pytest.mark.parametrize("at", [0, 2, *(pytest.param(at, marks=pytest.mark.slow) for at in (1, 3))])
+def test_full_disk_stops_a_private_run_and_forgets_nothing(
+    at: int, sources: Path, tmp_path: Path, full_at: Any
+) -> None:
+    """Before the first round, and after each: a sum that could not be written down is not used."""
+    config = configured(sources, clients={"sampling": "full", "per_round": None})
+    whole, folder = rondo.run(config, run_dir=tmp_path / "whole", device="cpu"), tmp_path / "full"
+    with (
+        full_at("privacy.json", at),
+        pytest.raises(DiskFailed, match=r"privacy\.json cannot be written: No space left"),
+    ):
+        rondo.run(config, run_dir=folder, device="cpu")
+    kept = json.loads((folder / "privacy.json").read_text())["sums"] if at else {}
+    assert len(kept) == max(0, at - 1)
+    resumed = rondo.resume(folder, device="cpu")
+    assert outcome(folder) == outcome(whole.run_dir)
+    assert (folder / "privacy.json").read_text() == (tmp_path / "whole" / "privacy.json").read_text()
+    assert resumed.summary["privacy"] == whole.summary["privacy"]
+
+
+def test_full_disk_leaves_no_part_of_a_key(sources: Path, tmp_path: Path, full_at: Any) -> None:
+    config, key = configured(sources, privacy={"debug_seed": None}), tmp_path / "run" / "privacy.key"
+    with full_at("privacy.key"), pytest.raises(DiskFailed, match=r"privacy\.key cannot be written: No space left"):
+        rondo.run(config, run_dir=tmp_path / "run", device="cpu")
+    assert not key.exists()
+    rondo.resume(tmp_path / "run", device="cpu")
+    assert (len(key.read_bytes()), stat.S_IMODE(key.stat().st_mode)) == (32, 0o600)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"sums"',
+        '{"steps": {}}',
+        '{"sums": {"0": "ab"}}',
+        '{"sums": {"0": []}}',
+        '{"sums": {"0": ["a", "a"]}}',
+        '{"sums": {"0": [1]}}',
+        '{"sums": {"-1": ["a"]}}',
+        '{"sums": {"first": ["a"]}}',
+        '{"sums": {"0": ["a"]}, "sampled": []}',
+        *(f'{{"sums": {{"0": ["a"]}}, "sampled": {{"0": {q}}}}}' for q in (7, 1e-9, 0, "NaN", "true", '"0.5"', "null")),
+        *(f'{{"sums": {{}}, "clips": {{"0": {clip}}}}}' for clip in (0, -1, "NaN", "Infinity", "true", "[]")),
+    ],
+)
+def test_damaged_account_of_sums_is_refused(text: str, sources: Path, tmp_path: Path) -> None:
+    """A probability that is too small would make every round cheaper, whatever else it broke."""
+    (tmp_path / "privacy.json").write_text(text)
+    (tmp_path / "privacy.key").write_bytes(bytes(32))
+    for config in (configured(sources), with_shares(sources)):
+        with pytest.raises(
+            ConfigError, match=r"privacy\.json (is no account of sums: the run cannot go on|cannot be read)"
+        ):
+            account_of_shares(load(config), RunDirectory(tmp_path)) or private_sum(
+                load(config), 6, RunDirectory(tmp_path)
+            )
 
 
 def with_shares(sources: Path, **privacy: Any) -> dict[str, Any]:

@@ -47,6 +47,7 @@ def plan(
 ) -> None:
     """Noise for an epsilon, or epsilon for a noise, of privacy.unit = "client"; with --numbers, how loud it is."""
     with user_errors():
+        from rondo.config.rules.privacy import LEAST_NOISE, too_quiet
         from rondo.errors import ConfigError
 
         if (epsilon is None) == (noise is None):
@@ -54,6 +55,8 @@ def plan(
         for name, value in (("--epsilon", epsilon), ("--noise", noise)):
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError.at(name, f"{value} is not above 0 and finite: mend it", "rondo privacy plan")
+        if noise is not None and noise < LEAST_NOISE:
+            raise ConfigError.at("--noise", too_quiet(noise), "rondo privacy plan")
         if per_round is not None and per_round > clients:
             message = f"{per_round} of {clients} clients: lower it"
             raise ConfigError.at("--per-round", message, "rondo privacy plan")

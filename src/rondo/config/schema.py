@@ -179,9 +179,9 @@ class PrivacyConfig(Section):
     learned nothing, or the gradient of a row. ``"adaptive"`` follows the median norm, from 0.1 on, by a step of 10 %
     per round at most, with ``unit = "client"``; its noise is within ``noise``."""
     noise: Annotated[float, Field(ge=0)] | None = None
-    """The noise multiplier z: the noise in the sum has a standard deviation of z times ``clip``.
-    ``rondo privacy plan`` finds it for an epsilon. With ``adversary = "server"`` and ``unit = "client"`` the sites add
-    it to their masked uploads, each a share."""
+    """The noise multiplier z: the noise in the sum has a standard deviation of z times ``clip``. At least 0.2,
+    or 0 for none. ``rondo privacy plan`` finds it for an epsilon. With ``adversary = "server"`` and ``unit = "client"``
+    the sites add it to their masked uploads, each a share."""
     colluding: Annotated[int, Field(ge=0)] = 1
     """Sites that may tell the server their noise, where sites add it: the noise of the others is enough by itself. 1
     holds against the server with any one site, and against any one site; 0 against the server alone."""

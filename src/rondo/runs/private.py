@@ -3,15 +3,18 @@
 ``privacy.key`` has the key of sampling and noise, readable by its owner alone; it is in no letter, no result and no
 manifest. Where sites add the noise, there is none. ``privacy.json`` is the account: every sum with noise, with the
 probability of a client to be in it, and each attempt's clip where it is adaptive; or the private steps on each client's
-rows. It only ever grows: a run that goes back to an earlier checkpoint still knows what may have been seen.
+rows. It only ever grows: a run that goes back to an earlier checkpoint still knows what may have been seen. A full disk
+raises :class:`~rondo.errors.DiskFailed`, and what could not be written down is not used.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Mapping
 from functools import partial
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +26,11 @@ from rondo.errors import ConfigError
 from rondo.privacy.noise import KEY_BYTES
 from rondo.privacy.noise_share import epsilon_of_shares
 from rondo.runs.storage.directory import RunDirectory
-from rondo.runs.storage.durable import BINARY
+from rondo.runs.storage.durable import write_private, written
 
 _KEY, _ACCOUNT = "privacy.key", "privacy.json"
+_LEAST = 1e-8
+"""Smallest probability of an account: no run has more clients, and no client more rows, than a hundred million."""
 
 
 def private_sum(config: RunConfig, population: int, directory: RunDirectory) -> PrivateSum | None:
@@ -99,12 +104,27 @@ def _must_allow(config: RunConfig, account: Account | PrivateSum, releases: Rele
 def _read(directory: RunDirectory) -> tuple[Releases, Sampled, Clips]:
     content = directory.read(_ACCOUNT)
     try:
-        sampled = {int(attempt): float(share) for attempt, share in content.get("sampled", {}).items()}
-        clips = {int(attempt): float(clip) for attempt, clip in content.get("clips", {}).items()}
-        releases = {int(attempt): [str(digest) for digest in sums] for attempt, sums in content["sums"].items()}
+        sampled = {int(attempt): _number(share, _LEAST, 1) for attempt, share in content.get("sampled", {}).items()}
+        clips = {int(attempt): _number(clip, sys.float_info.min) for attempt, clip in content.get("clips", {}).items()}
+        releases = {int(attempt): sums for attempt, sums in content["sums"].items()}
+        if not all(attempt >= 0 and _are_digests(sums) for attempt, sums in releases.items()):
+            raise ValueError("not as it was written")
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ConfigError.at("RUN_DIR", f"{_ACCOUNT} is no account of sums: the run cannot go on") from None
     return releases, sampled, clips
+
+
+def _are_digests(sums: Any) -> bool:
+    """Whether ``sums`` are those of an attempt: one at least, and none of them twice."""
+    texts = isinstance(sums, list) and all(isinstance(digest, str) for digest in sums)
+    return texts and 0 < len(sums) == len(set(sums))
+
+
+def _number(value: Any, least: float, most: float = sys.float_info.max) -> Any:
+    """``value``, from ``least`` to ``most``. Raises ValueError or TypeError for all else, NaN and true too."""
+    if isinstance(value, bool) or not least <= value <= most:
+        raise ValueError("out of its range")
+    return value
 
 
 def _keep(directory: RunDirectory, releases: Releases, sampled: Sampled, clips: Clips) -> None:
@@ -114,25 +134,26 @@ def _keep(directory: RunDirectory, releases: Releases, sampled: Sampled, clips: 
     }
     if clips:
         content["clips"] = {str(attempt): clip for attempt, clip in clips.items()}
-    directory.write(_ACCOUNT, content)
+    with written(directory.path):
+        directory.write(_ACCOUNT, content)
 
 
 def _read_steps(directory: RunDirectory) -> dict[str, Mapping[float, int]]:
     content, steps = directory.read(_ACCOUNT), dict[str, Mapping[float, int]]()
     try:
         for client, kinds in content["steps"].items():
-            steps[client] = {float(share): int(count) for share, count in kinds}
-            if not all(0 < share <= 1 and count >= 0 for share, count in steps[client].items()):
-                raise ValueError("numbers out of their range")
+            steps[client] = {_number(share, _LEAST, 1): index(_number(count, 1)) for share, count in kinds}
+            if not isinstance(kinds, list) or len(steps[client]) < len(kinds):
+                raise ValueError("not as it was written")
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ConfigError.at("RUN_DIR", f"{_ACCOUNT} is no account of steps: the run cannot go on") from None
     return steps
 
 
 def _keep_steps(directory: RunDirectory, steps: Steps) -> None:
-    directory.write(
-        _ACCOUNT, {"steps": {client: [list(kind) for kind in own.items()] for client, own in steps.items()}}
-    )
+    content = {"steps": {client: [list(kind) for kind in own.items()] for client, own in steps.items()}}
+    with written(directory.path):
+        directory.write(_ACCOUNT, content)
 
 
 def _key(config: RunConfig, path: Path, *, begun: bool) -> bytes:
@@ -148,9 +169,6 @@ def _key(config: RunConfig, path: Path, *, begun: bool) -> bytes:
         message = f"{_KEY} is missing or damaged: sums that were seen cannot get the same noise, so start another run"
         raise ConfigError.at("RUN_DIR", message)
     key = os.urandom(KEY_BYTES)
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, 0o600), "wb") as file:
-        file.write(key)
-        file.flush()
-        os.fsync(file.fileno())
+    with written(path.parent):
+        write_private(path, key)
     return key

@@ -110,6 +110,15 @@ def sample_follows_from_the_key_alone(kind: type[PrivateSum]) -> None:
     assert abs(float(counts.var()) - 16) < 4 * 16 * math.sqrt(2 / 399)
 
 
+def draw_of_a_client_depends_on_itself_alone(kind: type[PrivateSum]) -> None:
+    """An attempt that is asked again after the roster has changed: the others are in it, or not, as before."""
+    private = make(kind)
+    newcomers = [Client("a new one", 7), *CLIENTS[1:], Client("\ud800", 7)]
+    for attempt in range(20):
+        before, after = (private.sample(clients, round_of(attempt)) for clients in (CLIENTS, newcomers[::-1]))
+        assert [c for c in before if c in CLIENTS[1:]] == [c for c in after if c in CLIENTS[1:]]
+
+
 def adaptive_clip_has_its_noise_in_the_account(kind: type[PrivateSum]) -> None:
     """The noise of sum and bits together is that of z, and both are there."""
     private = make(kind, clip="adaptive")
@@ -136,6 +145,7 @@ LAWS: tuple[Callable[[type[PrivateSum]], None], ...] = (
     noise_of_other_attempts_is_other_noise,
     noise_of_other_sums_of_an_attempt_is_other_noise,
     sample_follows_from_the_key_alone,
+    draw_of_a_client_depends_on_itself_alone,
     adaptive_clip_has_its_noise_in_the_account,
     empty_rounds_count,
 )
@@ -156,6 +166,12 @@ class FromTheSeed(PrivateSum):
     def sample(self, clients: Any, round: Round) -> list[Client]:
         taken = torch.rand(len(clients), generator=round.attempt_generator("clients")) < self._share
         return [c for c, drawn in zip(clients, taken.tolist(), strict=True) if drawn]
+
+
+class ByPosition(PrivateSum):
+    def sample(self, clients: Any, round: Round) -> list[Client]:
+        places = super().sample([Client(str(place), 1) for place in range(len(clients))], round)
+        return sorted((clients[int(place.id)] for place in places), key=lambda c: c.id)
 
 
 class EmptyIsSkipped(PrivateSum):
@@ -187,9 +203,8 @@ def planted(monkeypatch: pytest.MonkeyPatch, bug: str) -> type[PrivateSum]:
             return total + noised(torch.zeros_like(total), *rest)
 
         monkeypatch.setattr(module, "noised", of_nothing)
-    return {"weights": ByWeight, "sampling from the seed": FromTheSeed, "empty skipped": EmptyIsSkipped}.get(
-        bug, PrivateSum
-    )
+    kinds = {"weights": ByWeight, "sampling from the seed": FromTheSeed, "sampling by position": ByPosition}
+    return {**kinds, "empty skipped": EmptyIsSkipped}.get(bug, PrivateSum)
 
 
 BUGS = (
@@ -200,6 +215,7 @@ BUGS = (
     "noise of another attempt",
     "noise of another sum",
     "sampling from the seed",
+    "sampling by position",
     "empty skipped",
     "bare bits",
     "bits not in the account",

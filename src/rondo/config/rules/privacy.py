@@ -9,6 +9,15 @@ from rondo.errors import Problem
 
 _OFF = {"packing": False, "length_grouping": False, "max_grad_norm": 0.0}
 """Keys of ``[train]`` whose defaults do not go with steps that clip each row."""
+LEAST_NOISE = 0.2
+"""Smallest noise multiplier but none: one step on all rows has an epsilon of 33 at delta 1e-5. Less protects nobody,
+and takes ever more time and memory to account for (docs/dev/log/privacy.md, "epsilon of many clients, and of little
+noise")."""
+
+
+def too_quiet(noise: float) -> str:
+    """The words that refuse a noise multiplier below :data:`LEAST_NOISE`."""
+    return f"{noise:g}: below {LEAST_NOISE:g} one step has an epsilon above 30, which protects nobody: raise it"
 
 
 def with_private_defaults(config: RunConfig) -> RunConfig:
@@ -72,6 +81,8 @@ def _guarantee(privacy: PrivacyConfig) -> Iterator[Problem]:
     for key, example in (("clip", "1.0"), ("noise", "1.0"), ("delta", "1e-5")):
         if getattr(privacy, key) is None:
             yield Problem(f"privacy.{key}", f"differential privacy needs it: set it, for instance {key} = {example}")
+    if privacy.noise is not None and 0 < privacy.noise < LEAST_NOISE:
+        yield Problem("privacy.noise", too_quiet(privacy.noise))
     if privacy.noise == 0 and privacy.budget is not None:
         yield Problem("privacy.budget", "without noise epsilon is infinite: raise privacy.noise, or remove it")
 

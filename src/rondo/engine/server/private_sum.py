@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -64,13 +63,10 @@ class PrivateSum:
         return self.expected / self.population if self.config.clients.sampling == "poisson" else 1.0
 
     def sample(self, clients: Sequence[Client], round: Round) -> list[Client]:
-        """The clients of ``round``, sorted by id: each by itself with probability per_round / N, or all."""
-        if self.config.clients.sampling == "full":
-            return sorted(clients, key=lambda c: c.id)
-        stream = hashlib.shake_256(self.key + b"clients" + round.attempt.to_bytes(8, "little"))
-        words = np.frombuffer(stream.digest(8 * len(clients)), dtype="<u8") >> np.uint64(11)
-        drawn = words.astype(np.float64) * 2.0**-53 < self._share
-        return sorted((c for c, taken in zip(clients, drawn, strict=True) if taken), key=lambda c: c.id)
+        """The clients of ``round``, sorted by id: each by itself with probability per_round / N, or all. The draw of a
+        client depends on no other, so an attempt that is asked again draws it again, whoever joined or left."""
+        share, prefix = self._share, self.key + b"clients" + round.attempt.to_bytes(8, "little")
+        return sorted((c for c in clients if _uniform(prefix, c.id) < share), key=lambda c: c.id)
 
     def total(self, algorithm: Algorithm[Any], state: Any, uploads: Iterable[Upload], round: Round) -> Tensor:
         """The sum of the clipped changes, (n,) in float64; zeros without uploads. Where the clip is adaptive, a sum of
@@ -137,6 +133,12 @@ class PrivateSum:
         nobody = Client("", 1)
         trial = trial_upload(algorithm, algorithm.broadcast(state, nobody, round), nobody, round)
         return Changes.around(algorithm.expand(state, trial).params)
+
+
+def _uniform(prefix: bytes, client: str) -> float:
+    """A number in [0, 1), of 53 bits."""
+    digest = hashlib.sha256(prefix + client.encode("utf-8", "surrogatepass")).digest()
+    return (int.from_bytes(digest[:8], "little") >> 11) * 2.0**-53
 
 
 def _digest(total: Tensor) -> str:

@@ -148,7 +148,7 @@ class Server:
             "client_flops": None if self.config.hides_uploads else exchange.flops(),
             "server_seconds": cost.seconds,
             "server_memory_bytes": cost.peak_bytes,
-            **({} if self.rows is None else self.rows.record(self.clients, {c.id for c in chosen})),
+            **({} if self.rows is None else self.rows.record([c.id for c in chosen])),
         }
         before = self.state
         if skipped is None:

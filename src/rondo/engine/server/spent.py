@@ -3,7 +3,6 @@ whose next local training stays within the budget."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,9 @@ from rondo.privacy.draws import Draws
 
 Steps: TypeAlias = Mapping[str, Mapping[float, int]]
 """Private steps by client id and by the probability of a unit to be in one."""
+
+TOLD = 20
+"""Most clients of a round whose own epsilon its record tells: each takes a tenth of a second, and several at first."""
 
 
 @dataclass
@@ -53,17 +55,17 @@ class RowAccount:
         self._asked = {}
         self.keep(self.steps)
 
-    def record(self, clients: Iterable[Client], asked: Collection[str]) -> dict[str, Any]:
+    def record(self, asked: Collection[str]) -> dict[str, Any]:
         """Keys of a round's record: ``epsilon``, the largest of all clients so far, of those that left too;
-        ``client_epsilon``, by id of those ``asked`` in this round; ``epsilon_valid``, False with a debug seed. None is
-        no guarantee at all."""
-        spent = {client.id: self._epsilon(self.steps.get(client.id, {})) for client in clients}
-        left = [self._epsilon(steps) for client, steps in self.steps.items() if client not in spent]
-        return {
-            "epsilon": _told(max([*spent.values(), *left], default=0.0)),
-            "client_epsilon": {c: _told(value) for c, value in spent.items() if c in asked},
-            "epsilon_valid": self.config.privacy.debug_seed is None,
-        }
+        ``client_epsilon``, by id of those ``asked`` in this round, where they are few (:data:`TOLD`);
+        ``epsilon_valid``, False with a debug seed. None is no guarantee at all."""
+        few = len(asked) <= TOLD
+        told = {client: self._epsilon(self.steps.get(client, {})) for client in asked if few}
+        others = {client: own for client, own in self.steps.items() if client not in told}
+        largest = max(told.values(), default=0.0)
+        largest = max([largest, *self._above(largest, others, rising=True).values()])
+        own = {"client_epsilon": {client: _told(epsilon) for client, epsilon in told.items()}} if few else {}
+        return {"epsilon": _told(largest), **own, "epsilon_valid": self.config.privacy.debug_seed is None}
 
     def able(self, algorithm: Algorithm[Any], state: Any, clients: Sequence[Client], round: Round) -> Sequence[Client]:
         """The clients whose local training in ``round`` keeps their epsilon within ``privacy.budget``: all where there
@@ -76,7 +78,8 @@ class RowAccount:
         if budget is None:
             return clients
         planned = self._planned(algorithm, state, clients, round)
-        return [client for client, more in planned if self._epsilon(self._after(client, more)) <= budget]
+        beyond = self._above(budget, {client.id: self._after(client, more) for client, more in planned})
+        return [client for client in clients if client.id not in beyond]
 
     def _planned(
         self, algorithm: Algorithm[Any], state: Any, clients: Sequence[Client], round: Round
@@ -96,17 +99,37 @@ class RowAccount:
         share = Draws(self.config.train.batch_size, client.num_examples).probability
         return {**own, share: own.get(share, 0) + more}
 
-    def _epsilon(self, steps: Mapping[float, int]) -> float:
+    def _above(self, limit: float, accounts: Steps, *, rising: bool = False) -> Mapping[str, float]:
+        """Epsilon of the ``accounts`` above ``limit``, by client; with ``rising``, of those above all that were found
+        before them, so that the largest is among these.
+
+        Epsilon grows with the probability and with the number of steps, so that of a group is at most epsilon of the
+        largest of both. Where this bound is low enough, the next group is twice as large; else the group is halved.
+        """
+        found: dict[str, float] = {}
+        order = [(max(own), sum(own.values()), client) for client, own in accounts.items() if own]
+        order.sort(reverse=True)
+        at, size = 0, 1
+        while at < len(order):
+            group = order[at : at + size]
+            share, most, client = group[0][0], max(steps for _, steps, _ in group), group[0][2]
+            epsilon = self._epsilon(accounts[client] if len(group) == 1 else {share: most}, limit)
+            if epsilon <= limit:
+                at, size = at + len(group), 2 * len(group)
+            elif len(group) > 1:
+                size = len(group) // 2
+            else:
+                found[client] = epsilon
+                limit = epsilon if rising else limit
+                at += 1
+        return found
+
+    def _epsilon(self, steps: Mapping[float, int], enough: float = 0.0) -> float:
         privacy = self.config.privacy
         assert privacy.noise is not None
         assert privacy.delta is not None
-        return _epsilon(privacy.noise, tuple(sorted(steps.items())), privacy.delta)
-
-
-@functools.lru_cache(maxsize=4096)
-def _epsilon(noise: float, steps: tuple[tuple[float, int], ...], delta: float) -> float:
-    """Clients of equal size have equal steps, and later rounds ask again for those of clients that were away."""
-    return epsilon_of_steps({(noise, share): count for share, count in steps}, delta)
+        kinds = {(privacy.noise, share): count for share, count in steps.items()}
+        return epsilon_of_steps(kinds, privacy.delta, enough)
 
 
 def _told(value: float) -> float | None:

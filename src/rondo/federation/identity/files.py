@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -82,17 +82,8 @@ def write(path: Path, text: bytes) -> None:
 def write_private(path: Path, key: bytes) -> None:
     """Write a private key to the new file ``path`` in one step. Nobody but its owner can ever read it. Raises
     :class:`ConfigError` if it cannot be written."""
-    temporary = path.with_name(path.name + durable.TEMPORARY)
     with writing(path):
-        temporary.unlink(missing_ok=True)
-        try:
-            create(temporary, key, 0o600)
-            os.replace(temporary, path)
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
-        durable.sync(path.parent)
+        durable.write_private(path, key)
 
 
 def create(path: Path, text: bytes, mode: int) -> None:

@@ -163,7 +163,8 @@ def resume(
                     record.ranks = ranks
                     _keep(record, sites, directory)
                     if changes:
-                        directory.write("partition.json", assembly.population.report)
+                        with written(directory.path):
+                            directory.write("partition.json", assembly.population.report)
 
                 onlooker = Onlooker(Attendance(observer, sites.standings, clients, record.resumed), stop, began)
                 return launch.go_on(assembly, directory, onlooker, prepare, past_skips=allow_nondeterministic)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,6 @@ from rondo.algorithm import Client, ClientFailed
 from rondo.config.schema import RunConfig
 from rondo.data.files.tables import Rows
 from rondo.errors import ConfigError
-from rondo.federation.identity.files import create
 from rondo.federation.site.contract import PrivacyTerms
 from rondo.privacy.accountant import epsilon_of_steps
 from rondo.privacy.draws import Draws
@@ -32,6 +32,7 @@ from rondo.runs.storage import durable
 from rondo.tasks.row_checks import value_name
 
 FILE, KEY, MARKS = "privacy.json", "privacy.key", "privacy-rows"
+_KEY_BYTES = 32
 _MARK = 8
 """Bytes of a digest."""
 
@@ -177,7 +178,7 @@ class Ledger:
             for runs in content.values():
                 for kinds in runs.values():
                     for noise, share, steps in kinds:
-                        if not (noise >= 0 and 0 < share <= 1 and steps >= 0):
+                        if not (0 <= noise < math.inf and 0 < share <= 1 and type(steps) is int and steps >= 0):
                             raise ValueError("numbers out of their range")
         except (AttributeError, TypeError, ValueError) as error:
             message = (
@@ -189,14 +190,15 @@ class Ledger:
     def _key(self) -> bytes:
         """The site's own key, made once."""
         path = self.folder / KEY
-        if not path.is_file():
+        key = path.read_bytes() if path.is_file() else b""
+        if len(key) != _KEY_BYTES:
             if (self.folder / FILE).is_file():
-                message = f"{str(path)!r} is missing, and without it no row is known in {FILE}: take a copy of it"
-                raise ConfigError.at("--state", message)
+                message = f"{str(path)!r} is missing or damaged, and without it no row is known in {FILE}"
+                raise ConfigError.at("--state", f"{message}: take a copy of it")
+            key = os.urandom(_KEY_BYTES)
             durable.make_folder(self.folder)
-            create(path, os.urandom(32), 0o600)
-            durable.sync(self.folder)
-        return path.read_bytes()
+            durable.write_private(path, key)
+        return key
 
 
 def _kind(file: str) -> str:

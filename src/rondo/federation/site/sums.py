@@ -290,8 +290,8 @@ class Sums:
         return self._attempt
 
     def _save(self, attempt: Attempt) -> None:
+        self._attempt = attempt  # where the disk is full, the same letter leaves later, and no noise is spent again
         self._state.save(attempt)
-        self._attempt = attempt
 
 
 def _must_be_closed(session: SiteSession) -> None:

@@ -44,32 +44,36 @@ def write_all(folder: Path, contents: Mapping[str, bytes]) -> None:
     """Replace files of one folder, given by name, each in one step; flush the folder once. Raises OSError; files
     already replaced then stay so, and the others are unchanged."""
     for name, content in contents.items():
-        temporary = folder / (name + TEMPORARY)
-        try:
+        with _replaced(folder / name) as temporary:
             _write(temporary, content, 0)
-            _replace(temporary, folder / name)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
     sync(folder)
 
 
 def write_private(path: Path, content: bytes) -> None:
     """As :func:`write`. Nobody but its owner can ever read the file."""
-    temporary = path.with_name(path.name + TEMPORARY)
-    try:
+    with _replaced(path) as temporary:
         temporary.unlink(missing_ok=True)
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, 0o600), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+    sync(path.parent)
+
+
+@contextlib.contextmanager
+def _replaced(path: Path) -> Iterator[Path]:
+    """Within, the content of ``path`` is written under the temporary name, which then replaces it or is removed. An
+    OSError names ``path``."""
+    temporary = path.with_name(path.name + TEMPORARY)
+    try:
+        yield temporary
         _replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError):
+            error.filename = str(path)
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    sync(path.parent)
 
 
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
