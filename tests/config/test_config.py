@@ -201,7 +201,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"server": {"optimizer": "adam", "tau": 0.0}}, "server.tau", "greater than 0"),
     # noise that the sites add to masked uploads
     (shares(noise=0.0), "privacy.noise", "there is no guarantee without noise"),
-    (shares(noise=0.19), "privacy.noise", "0.19: below 0.2 one step has an epsilon above 30"),
+    (shares(noise=0.19), "privacy.noise", "0.19 protects nobody: at 0.2, the least, one step without"),
     (shares(adversary="reader"), "privacy.adversary", "secure aggregation hides uploads from the server"),
     (shares(secure_aggregation=False), "privacy.adversary", "the server sees each upload before its noise"),
     (shares(clip="adaptive"), "privacy.clip", "it follows bits of clients"),

@@ -10,14 +10,15 @@ from rondo.errors import Problem
 _OFF = {"packing": False, "length_grouping": False, "max_grad_norm": 0.0}
 """Keys of ``[train]`` whose defaults do not go with steps that clip each row."""
 LEAST_NOISE = 0.2
-"""Smallest noise multiplier but none: one step on all rows has an epsilon of 33 at delta 1e-5. Less protects nobody,
-and takes ever more time and memory to account for (docs/dev/log/privacy.md, "epsilon of many clients, and of little
-noise")."""
+"""Smallest noise multiplier but none: one step without sampling has an epsilon of 33 at delta 1e-5. Less protects
+nobody, and takes ever more time and memory to account for (docs/dev/log/privacy.md, "epsilon of many clients, and of
+little noise")."""
 
 
 def too_quiet(noise: float) -> str:
     """The words that refuse a noise multiplier below :data:`LEAST_NOISE`."""
-    return f"{noise:g}: below {LEAST_NOISE:g} one step has an epsilon above 30, which protects nobody: raise it"
+    why = f"at {LEAST_NOISE:g}, the least, one step without sampling has an epsilon of 33 at delta 1e-5"
+    return f"{noise:g} protects nobody: {why}; raise it"
 
 
 def with_private_defaults(config: RunConfig) -> RunConfig:
