@@ -112,7 +112,15 @@ def federation(folder: Path, voices: list[Voice]) -> tuple[Letters, SitesSum]:
         state = folder / voice.name
         ledger = Ledger(state, {client.id: [{"text": voice.name}]}, ("text",))
         allowance = allowance_of(config, ledger, OPEN.privacy, "run", lambda line: None)
-        facts = ("run", "plan", "model", config, Opened(state), Audit(state / "letters.jsonl"), lambda line: None)
+        facts = (
+            "run",
+            "plan",
+            "model",
+            config,
+            Opened(state, "run", config.seed),
+            Audit(state / "letters.jsonl"),
+            lambda line: None,
+        )
         sites[voice.name] = Sums(state / "run", voice, 2, 1e6, *facts, allowance)
     letters, sum = Letters(sites), masked_sum(config, CLIENTS)
     assert sum is not None
@@ -150,7 +158,7 @@ def audited(folder: Path, voices: list[Voice]) -> tuple[list[NDArray[np.float64]
             for i, (client, site) in enumerate(zip(CLIENTS, letters.sites.values(), strict=True)):
                 change = torch.zeros(SITES, dtype=torch.float64)
                 change[i] = 1000.0 * included[k, i]
-                SumState(site.folder, site.voice.name).keep(Learned(client.id, k, SITES, 1.0, ("a",), change))
+                SumState(site.folder, site.voice.name).keep(Learned(client.id, k, k, SITES, 1.0, ("a",), change))
             total = sum.total(algorithm, state, exchanged(round), round)
             sum.opened(algorithm, state, total, round)
             seen = total.integers.numpy() - np.sum([told[name] for name in NAMES[HONEST:]], axis=0)

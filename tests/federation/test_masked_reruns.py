@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 import torch
 
@@ -15,18 +14,17 @@ pytest.importorskip("flwr")
 
 from desk_line import DeskLine
 from parties import ROWS
-from test_federation import weights
 from test_masked_kills import MASKED, listening, run_of
 
 from rondo.engine.server.masked_sum import MaskedSum
-from rondo.errors import RunStopped
+from rondo.errors import ConfigError, RunStopped
 from rondo.federation.server.run import serve
-from rondo.federation.site.opened import FILE, Opened, Training
+from rondo.federation.site.opened import FILE, Opened
 from rondo.privacy.session import Refused
 from rondo.runs.watching.result import RunResult
 from small_runs import write_rows
 
-ANOTHER = "take another seed: a run has opened this training with other sites"
+ANOTHER = "take another seed: 0 was another run's"
 
 
 class Runs:
@@ -34,6 +32,7 @@ class Runs:
 
     def __init__(self, place: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.place, self.folder, self.sums = place, folder, list[torch.Tensor]()
+        self.told: list[str] = []
         real = MaskedSum.opened
 
         def opened(of: MaskedSum, algorithm: Any, state: Any, total: Any, round: Any) -> Any:
@@ -42,13 +41,22 @@ class Runs:
 
         monkeypatch.setattr(MaskedSum, "opened", opened)
 
-    def __call__(self, name: str, away: Collection[str] = (), **changes: Any) -> RunResult:
+    def __call__(self, name: str, away: Collection[str] = (), silent: str = "", **changes: Any) -> RunResult:
+        """``away``: sites that are not there. ``silent``: one that is lost before it unmasks."""
         line = DeskLine(self.place, self.folder)
+        self.told = line.told
+
+        def watch(site: str, kind: str, moment: str) -> None:
+            if (site, kind, moment) == (silent, "unmask", "before"):
+                line.kill(site, returns=False)
+
+        line.watch = watch
         for site in away:
             line._since.pop(site)
-        way = replace(listening(self.place), wait=0.5) if away else listening(self.place)
+        refused = self.sums and changes.get("seed", 0) % 2**32 == 0
+        way = replace(listening(self.place), wait=0.5) if away or refused else listening(self.place)
         with line.served():
-            config = run_of(self.place, rounds=1, **changes)
+            config = run_of(self.place, **{"rounds": 1, **changes})
             return serve(config, way, run_dir=self.folder / name, device="cpu", told=line.told.append)
 
 
@@ -60,16 +68,17 @@ def runs(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
 def test_second_run_without_a_site_opens_no_sum(runs: Runs) -> None:
     """The difference of both sums would be the upload of the site that was away."""
     runs("first")
-    with pytest.raises(RunStopped, match=ANOTHER):
+    with pytest.raises(ConfigError, match=ANOTHER):
         runs("second", away=["south"])
     assert len(runs.sums) == 1
 
 
 def test_second_run_with_a_site_more_opens_no_sum(runs: Runs) -> None:
     runs("first", away=["south"])
-    with pytest.raises(RunStopped, match=ANOTHER):
+    with pytest.raises(RunStopped):
         runs("second")
     assert len(runs.sums) == 1
+    assert any(ANOTHER in line for line in runs.told)
 
 
 def test_noise_of_a_seed_is_no_other_company(runs: Runs) -> None:
@@ -77,15 +86,36 @@ def test_noise_of_a_seed_is_no_other_company(runs: Runs) -> None:
     runs("first")
     pytest.importorskip("dp_accounting")
     seeded = {**MASKED, "unit": "client", "noise": 8.0, "delta": 1e-3, "debug_seed": 3}
-    with pytest.raises(RunStopped, match=ANOTHER):
+    with pytest.raises(ConfigError, match=ANOTHER):
         runs("second", away=["south"], privacy=seeded, clients={"weighting": "uniform", "min_clients": 1})
     assert len(runs.sums) == 1
 
 
-def test_second_run_with_the_same_sites_opens_the_same_sum(runs: Runs) -> None:
-    first, second = runs("first"), runs("second")
-    assert runs.sums[0].equal(runs.sums[1])
-    assert weights(first) == weights(second)
+def test_second_run_of_more_rounds_opens_no_sum_in_a_later_attempt(runs: Runs) -> None:
+    """It would train from the same start in another order of rows."""
+    runs("first")
+    with pytest.raises(ConfigError, match=ANOTHER):
+        runs("second", away=["south"], rounds=5)
+    assert len(runs.sums) == 1
+
+
+def test_seed_with_the_same_start_is_the_same_seed(runs: Runs) -> None:
+    """torch's generators keep 32 bits of it."""
+    runs("first")
+    with pytest.raises(ConfigError, match="take another seed: 4294967296 was another run's"):
+        runs("second", away=["south"], seed=2**32)
+    assert len(runs.sums) == 1
+
+
+def test_site_that_was_not_asked_to_unmask_knows_the_seed(runs: Runs) -> None:
+    """Its vector was in the sum."""
+    runs("first", silent="south")
+    (runs.folder / "at-north" / FILE).unlink()
+    (runs.folder / "at-west" / FILE).unlink()
+    with pytest.raises(RunStopped):
+        runs("second", away=["north"])
+    assert len(runs.sums) == 1
+    assert any(ANOTHER in line for line in runs.told)
 
 
 def test_run_with_another_seed_is_other_training(runs: Runs) -> None:
@@ -116,7 +146,7 @@ PLANS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_second_run_by_other_settings_opens_no_sum(runs: Runs, difference: str) -> None:
     first, second = PLANS[difference]
     runs("first", **first)
-    with pytest.raises(RunStopped, match=ANOTHER):
+    with pytest.raises(ConfigError, match=ANOTHER):
         runs("second", **second)
     assert len(runs.sums) == 1
 
@@ -126,39 +156,42 @@ def test_second_run_with_a_row_more_at_one_site_opens_no_sum(runs: Runs) -> None
     uniform = {"clients": {"min_clients": 1, "weighting": "uniform"}}
     runs("first", **uniform)
     write_rows(runs.place / "data" / "south" / "bob.csv", [*ROWS["bob"], ROWS["ann"][0]])
-    with pytest.raises(RunStopped, match=ANOTHER):
+    with pytest.raises(ConfigError, match=ANOTHER):
         runs("second", **uniform)
     assert len(runs.sums) == 1
 
 
-def test_runs_of_two_models_may_have_one_seed(tmp_path: Path) -> None:
-    opened, ones = Opened(tmp_path), numpy.ones(3, dtype=numpy.int64)
-    opened.note([Training("a", 0, 0, "ann", torch.ones(3, dtype=torch.float64))], ones, ["north", "south"])
-    opened.note([Training("b", 0, 0, "ann", torch.zeros(3, dtype=torch.float64))], ones, ["north", "west"])
+ONES, ZEROS = (make(3, dtype=torch.float64) for make in (torch.ones, torch.zeros))
 
 
-def test_training_of_another_seed_that_ends_alike_is_the_same_training(tmp_path: Path) -> None:
+def test_round_is_opened_in_one_company_and_none_before_it(tmp_path: Path) -> None:
+    """A round that was opened and skipped is trained again from the same state."""
+    opened = Opened(tmp_path, "first", 0)
+    opened.note(1, [ONES], ["north", "south"])
+    opened.note(1, [2 * ONES], ["south", "north"])
+    for index in (0, 1):
+        with pytest.raises(Refused, match="a sum of this round was opened with other sites or clients"):
+            opened.check(index, [3 * ONES], ["north", "west"])
+    opened.note(2, [3 * ONES], ["north", "west"])
+
+
+def test_training_of_another_seed_that_ends_alike_is_opened_in_one_company(tmp_path: Path) -> None:
     """Of a step over all rows from a start that no seed decides."""
-    opened, ones, change = Opened(tmp_path), numpy.ones(3, dtype=numpy.int64), torch.ones(3, dtype=torch.float64)
-    opened.note([Training("a", 0, 0, "ann", change)], ones, ["north", "south"])
-    opened.note([Training("a", 1, 0, "ann", change)], ones, ["south", "north"])
-    with pytest.raises(Refused, match=ANOTHER):
-        opened.check([Training("a", 2, 0, "ann", change)], ones, ["north", "west"])
-    with pytest.raises(Refused, match=ANOTHER):
-        opened.check([Training("a", 2, 0, "ann", change)], 2 * ones, ["north", "south"])
+    Opened(tmp_path, "first", 0).note(0, [ONES], ["north", "south"])
+    Opened(tmp_path, "second", 1).note(0, [ONES], ["south", "north"])
+    with pytest.raises(Refused, match="a sum with the same training of this site was opened with other sites"):
+        Opened(tmp_path, "third", 2).check(0, [ONES], ["north", "west"])
 
 
 def test_trainings_of_other_seeds_that_learned_nothing_are_not_the_same(tmp_path: Path) -> None:
-    opened, zeros = Opened(tmp_path), numpy.zeros(3, dtype=numpy.int64)
-    opened.note([Training("a", 0, 0, "ann", torch.zeros(3, dtype=torch.float64))], zeros, ["north", "south"])
-    opened.note([Training("a", 1, 0, "ann", torch.zeros(3, dtype=torch.float64))], zeros, ["north", "west"])
+    Opened(tmp_path, "first", 0).note(0, [ZEROS], ["north", "south"])
+    Opened(tmp_path, "second", 1).note(0, [ZEROS], ["north", "west"])
 
 
 def test_record_that_is_damaged_is_told(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"x" * 40)
-    training = Training("a", 0, 0, "ann", torch.ones(3, dtype=torch.float64))
     with pytest.raises(Refused, match="this site cannot know which sums it has opened"):
-        Opened(tmp_path).check([training], numpy.ones(3, dtype=numpy.int64), ["north"])
+        Opened(tmp_path, "first", 0).check(0, [ONES], ["north"])
 
 
 def test_sum_that_a_full_disk_could_not_note_is_not_opened(runs: Runs, full_at: Any) -> None:

@@ -39,6 +39,7 @@ from rondo.federation.site.sum_allowance import allowance_of
 from rondo.federation.site.sums import Sums
 from rondo.federation.site.withheld import Withheld
 from rondo.params import Params
+from rondo.privacy.session import Refused
 from rondo.process import on_threads
 from rondo.runs.assemble import Assembly
 from rondo.runs.storage import durable
@@ -193,12 +194,13 @@ class Desk:
             offer = self.joining.offer(plan)
             if (reason := terms.refusal(offer.terms)) is not None:
                 raise Declined(reason)
+            sums = None if offer.assembly is None else self._masked_sums(plan, offer.assembly.config)
             self._ask(offer)
             if plan.labels is None:
                 return Consent(self.joining.counts(plan), offer.labels, environment=here())
             assert offer.assembly is not None
             self.parties = self._parties(plan, offer.assembly, self.joining.counts(plan))
-            self._sums = self._masked_sums(plan, offer.assembly.config)
+            self._sums = sums
             self._plan, self._run = digest, plan.run
             durable.write(self.folder / _PLAN, plan.encode())
             self.told("ready: " + ", ".join(f"{name} ({count} examples)" for name, count in offer.examples.items()))
@@ -248,9 +250,22 @@ class Desk:
             return None
         assert self.voice is not None
         least, largest = max(2, self.contract.training.least_clients), self.contract.outgoing.largest_mb * 1e6
-        facts = (plan.run, plan.digest, plan.model, config, Opened(self.folder), self.audit, self.told)
+        facts = (
+            plan.run,
+            plan.digest,
+            plan.model,
+            config,
+            Opened(self.folder, plan.run, config.seed),
+            self.audit,
+            self.told,
+        )
         allowance = allowance_of(config, self.ledger, self.contract.privacy, plan.run, self.told)
-        return Sums(Disk(self.folder, plan.run).folder, self.voice, least, largest, *facts, allowance)
+        sums = Sums(Disk(self.folder, plan.run).folder, self.voice, least, largest, *facts, allowance)
+        try:
+            sums.check_seed()
+        except Refused as refused:
+            raise Declined(refused.detail) from None
+        return sums
 
     # --- a round --------------------------------------------------------------------------------------------------
 

@@ -1,19 +1,19 @@
-"""What a site has opened of each training, over all runs.
+"""What a site has opened without noise, over all runs.
 
-Training is deterministic, so a plan that runs twice sends the same changes twice, and each run opens one sum. Where the
-second has a site less, or one site's change is scaled or trained in another way, the difference of both sums is of that
-site alone. So a training is opened once: as the same integers, in the same company.
+Training follows from the seed, so two runs of one seed that differ by a site, a setting or a row send nearly the same
+changes, and the difference of their sums is that of one site. So a seed is for one run, and a round of it is opened in
+one company. Where no seed decides what is trained (whole tensors, all rows in one step), two seeds send the same
+changes too: those are opened in one company, or never again.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy
-from numpy.typing import NDArray
 from torch import Tensor
 
 from rondo.privacy.session import Refused
@@ -21,61 +21,77 @@ from rondo.runs.storage import private_file
 from rondo.runs.storage.durable import Damaged
 
 FILE = "opened.sums"
+_SEEDS = 2**32
+"""Seeds that differ by a multiple of it give the same start: torch's generators keep no more bits."""
 _BITS = 128
 """Of each digest in the record."""
 
 
 @dataclass(frozen=True)
-class Training:
-    """What a client's training follows from, beside its rows and the plan, and the change of it, (n,) in float64."""
-
-    model: str
-    seed: int
-    attempt: int
-    client: str
-    change: Tensor
-
-    def digests(self) -> Iterator[str]:
-        """By which the record knows it: by its start, and by its end where that learned something. Runs of other seeds
-        can end alike, where all rows are in one step."""
-        yield _digest(repr((self.model, self.seed, self.attempt, self.client)).encode())
-        if self.change.any():
-            yield _digest(self.change.numpy().astype("<f8", copy=False).tobytes())
-
-
-@dataclass(frozen=True)
 class Opened:
-    """The record in a site's ``folder``: digests of trainings, and of what was opened of each."""
+    """The record in a site's ``folder``, of the run ``run`` with ``seed``."""
 
     folder: Path
+    run: str
+    seed: int
 
-    def check(
-        self, trainings: Iterable[Training], numbers: NDArray[numpy.int64], company: Sequence[str]
-    ) -> Mapping[str, str]:
-        """The record with ``trainings`` opened as ``numbers``, (n,), the integers of this site's vector without masks
-        and noise, in ``company``: the sites of the set and this site's clients. Raises :class:`Refused` where one was
-        opened otherwise."""
+    def check_seed(self) -> None:
+        """Raise :class:`Refused` where the seed was another run's."""
+        self._seed_of(self._read())
+
+    def note_seed(self) -> None:
+        """Write down that the seed is this run's, before a vector leaves. Raises as :meth:`check_seed` does, and
+        OSError."""
         known = self._read()
-        summed = _digest(repr(sorted(company)).encode() + numbers.astype("<i8", copy=False).tobytes())
-        for digest in (digest for training in trainings for digest in training.digests()):
-            if known.setdefault(digest, summed) != summed:
-                message = (
-                    "take another seed: a run has opened this training with other sites, settings or rows, and the "
-                    "difference of both sums would tell what one site sent"
-                )
-                raise Refused("opened", message)
+        if "opened" not in self._seed_of(known):
+            self._seed_of(known)["opened"] = -1
+            self._write(known)
+
+    def check(self, index: int, changes: Iterable[Tensor], company: Sequence[str]) -> dict[str, Any]:
+        """The record with ``changes``, (n,) each, of the round ``index`` opened in ``company``: the sites of the set
+        and this site's clients. Raises :class:`Refused` where that round, a later one, or one of the changes was opened
+        in another."""
+        known, digest = self._read(), _digest(repr(sorted(company)).encode())
+        own = self._seed_of(known)
+        if index < own.get("opened", -1) or (index == own.get("opened") and own["company"] != digest):
+            message = "a sum of this round was opened with other sites or clients: start another run with another seed"
+            raise Refused("opened", message)
+        for change in changes:
+            if change.any():
+                name = _digest(change.numpy().astype("<f8", copy=False).tobytes())
+                if known["changes"].setdefault(name, digest) != digest:
+                    message = (
+                        "a sum with the same training of this site was opened with other sites or clients: take "
+                        "another seed, or the same sites"
+                    )
+                    raise Refused("opened", message)
+        own.update(opened=index, company=digest)
         return known
 
-    def note(self, trainings: Iterable[Training], numbers: NDArray[numpy.int64], company: Sequence[str]) -> None:
-        """Write down that ``trainings`` are opened so. Raises as :meth:`check` does, and OSError."""
-        private_file.write(self.folder / FILE, self.check(trainings, numbers, company), b"")
+    def note(self, index: int, changes: Iterable[Tensor], company: Sequence[str]) -> None:
+        """Write down that ``changes`` are opened so. Raises as :meth:`check` does, and OSError."""
+        self._write(self.check(index, changes, company))
 
-    def _read(self) -> dict[str, str]:
+    def _seed_of(self, known: dict[str, Any]) -> dict[str, Any]:
+        """What is known of the seed, which is this run's. Raises :class:`Refused`."""
+        own: dict[str, Any] = known["seeds"].setdefault(str(self.seed % _SEEDS), {"run": self.run})
+        if own["run"] != self.run:
+            message = (
+                f"take another seed: {self.seed} was another run's, and the difference of two sums of one seed can "
+                "tell what one site sent"
+            )
+            raise Refused("opened", message)
+        return own
+
+    def _read(self) -> dict[str, Any]:
         try:
             content = private_file.read(self.folder / FILE)
         except Damaged as error:
             raise Refused("damaged", f"{error}, so this site cannot know which sums it has opened") from None
-        return {} if content is None else content[0]
+        return {"seeds": {}, "changes": {}} if content is None else content[0]
+
+    def _write(self, known: dict[str, Any]) -> None:
+        private_file.write(self.folder / FILE, known, b"")
 
 
 def _digest(data: bytes) -> str:

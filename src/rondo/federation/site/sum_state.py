@@ -27,12 +27,14 @@ _FILE = "sum.session"
 class Learned:
     """A client's change after training.
 
+    ``index``, ``attempt``, ``population``: of the round.
     ``weight``: that of its upload.
     ``names``: the tensors in ``change``, in its order.
     ``change``: (n,) in float64.
     """
 
     client: str
+    index: int
     attempt: int
     population: int
     weight: float
@@ -61,7 +63,7 @@ class SumState:
         if content is None:
             return None
         try:
-            saved = serialization.unpack(content[1], Learned("", 0, 0, 0.0, (), Tensor()))
+            saved = serialization.unpack(content[1], Learned("", 0, 0, 0, 0.0, (), Tensor()))
         except ValueError as error:
             raise Damaged(str(error)) from None
         return saved if isinstance(saved, Learned) and saved.client == client else None

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy
 from numpy.typing import NDArray
+from torch import Tensor
 
 from rondo.algorithm import Shared, Upload
 from rondo.config.schema import RunConfig
@@ -22,7 +23,7 @@ from rondo.federation.identity.peers import Voice
 from rondo.federation.letter import SUMS
 from rondo.federation.site.audit import Audit
 from rondo.federation.site.contract import Contract
-from rondo.federation.site.opened import Opened, Training
+from rondo.federation.site.opened import Opened
 from rondo.federation.site.sum_allowance import SumAllowance
 from rondo.federation.site.sum_state import Attempt, Learned, SumState
 from rondo.federation.site.term import Term
@@ -62,7 +63,7 @@ class Sums:
     ``folder``: the run's, on the site's disk.
     ``least``: fewest sites in a set, by the site's contract.
     ``largest``: most bytes of a letter that leaves.
-    ``opened``: what the site has opened of each training, over all runs.
+    ``opened``: what the site has opened, over all runs.
     ``run``, ``plan``, ``model``: the run's name, digest of its plan, and of the base model.
     """
 
@@ -107,7 +108,7 @@ class Sums:
         change = changes.of(Upload(client, received.tensors(), weight))
         names = tuple(name for name, _ in changes.layout)
         attempt, population = request.round.attempt, request.round.population
-        self._state.keep(Learned(client.id, attempt, population, weight, names, change))
+        self._state.keep(Learned(client.id, request.round.index, attempt, population, weight, names, change))
         return None
 
     def beyond(self, client: str) -> str | None:
@@ -161,7 +162,8 @@ class Sums:
             numbers = self._numbers(attempt)
             share = self._share(attempt)
             if self._is_bare(share):
-                self.opened.check(self._trainings(attempt), numbers, self._company(attempt, members))
+                self.opened.check(*self._opening(attempt, members))
+                self.opened.note_seed()
             if share is not None and attempt.session.sent is None:  # otherwise the same vector leaves again, or none
                 attempt.session.check(asked.named)
                 numbers = numbers + self._noise(attempt, share, len(numbers))
@@ -172,8 +174,7 @@ class Sums:
             return _Answered(masked.encode_sent(sent, members), "masked vector", content)
         session, given = attempt.session.unmask(asked.unmask)
         if attempt.session.given is None and self._is_bare(self._share(attempt)):
-            numbers, company = self._numbers(attempt), self._company(attempt, asked.unmask.members)
-            self.opened.note(self._trainings(attempt), numbers, company)
+            self.opened.note(*self._opening(attempt, asked.unmask.members))
         self._save(replace(attempt, session=session))
         for client in attempt.clients:
             self._state.forget(client)
@@ -240,15 +241,11 @@ class Sums:
         total: NDArray[numpy.int64] = numpy.sum(encoded, axis=0)
         return total
 
-    def _trainings(self, attempt: Attempt) -> list[Training]:
-        """Those of the clients in an attempt."""
-        number, seed = attempt.session.terms.attempt, self.config.seed
-        all_learned = self._learned(number, attempt.clients)
-        return [Training(self.model, seed, number, x.client, x.change) for x in all_learned]
-
-    def _company(self, attempt: Attempt, sites: Sequence[str]) -> list[str]:
-        """In whose company the changes of the clients are added up."""
-        return [*sites, *(f"{self.voice.name}: {client}" for client in attempt.clients)]
+    def _opening(self, attempt: Attempt, sites: Sequence[str]) -> tuple[int, list[Tensor], list[str]]:
+        """The round, the changes of the clients, and in whose company they are added up."""
+        all_learned = self._learned(attempt.session.terms.attempt, attempt.clients)
+        clients = [f"{self.voice.name}: {client}" for client in attempt.clients]
+        return all_learned[0].index, [x.change for x in all_learned], [*sites, *clients]
 
     def _noise(self, attempt: Attempt, share: NoiseShare, count: int) -> NDArray[numpy.int64]:
         """This site's noise for one vector, which is spent first. Never the same twice, but for a debug seed."""
@@ -261,6 +258,11 @@ class Sums:
             self.allowance.spend(attempt.clients)
         stream = stream_of(self.config.privacy.debug_seed, terms.attempt, min(attempt.clients))
         return share.drawn(terms.threshold, count, stream)
+
+    def check_seed(self) -> None:
+        """Raise :class:`~rondo.privacy.session.Refused` where the run's seed was another's."""
+        if not self.config.shares_noise or self.config.privacy.debug_seed is not None:
+            self.opened.check_seed()
 
     def _is_bare(self, share: NoiseShare | None) -> bool:
         """Whether the server could take all noise off a sum."""
