@@ -26,7 +26,7 @@ def totals(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 WITHHELD = "not told: how many clients took part is a secret"
-"""What stands in place of costs where :func:`secret_turnout`."""
+"""The words in place of costs where :func:`secret_turnout`."""
 
 
 def secret_turnout(privacy: Mapping[str, Any] | None) -> bool:
@@ -36,7 +36,7 @@ def secret_turnout(privacy: Mapping[str, Any] | None) -> bool:
 
 
 def guarantees(privacy: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What is protected against whom, and how far. ``privacy``: as in ``summary.json``."""
+    """Pairs of a protection, with its adversary, and how far it goes. ``privacy``: as in ``summary.json``."""
     if privacy["unit"] is not None:
         of = {"client": "clients", "example": "rows"}[privacy["unit"]]
         against = {"reader": "who reads the released model", "server": "the server too"}[privacy["adversary"]]

@@ -116,7 +116,7 @@ def _taken(entry: Entry) -> str:
 
 
 def _targets(entry: Entry) -> str:
-    """What claims with a target are on, where there are any."""
+    """The measure of claims with a target, in a sentence; empty without any."""
     targets = sorted({contrast.target for contrast in entry.contrasts if contrast.target is not None})
     if not targets:
         return ""

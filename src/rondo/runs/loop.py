@@ -86,7 +86,7 @@ class Runner:
         self.resumed, self.past_skips, self.workers = resumed, past_skips, workers
         self.lost_workers = 0
         self.guarantee: Mapping[str, Any] | None = None
-        """What ``[privacy]`` protects in everything published so far."""
+        """The guarantee of ``[privacy]`` for everything published so far."""
 
     def run(self) -> RunResult:
         """Run all remaining rounds and finish."""

@@ -1,4 +1,4 @@
-"""What a site has opened without noise, over all runs.
+"""The record of all that a site has opened without noise, over all runs.
 
 Training follows from the seed, so two runs of one seed that differ by a site, a setting or a row send nearly the same
 changes, and the difference of their sums is that of one site. So a seed is for one run, and a round of it is opened in
@@ -24,7 +24,7 @@ FILE = "opened.sums"
 _SEEDS = 2**32
 """Seeds that differ by a multiple of it give the same start: torch's generators keep no more bits."""
 _BITS = 128
-"""Of each digest in the record."""
+"""Length of each digest in the record."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Opened:
         self._write(self.check(index, changes, company))
 
     def _seed_of(self, known: dict[str, Any]) -> dict[str, Any]:
-        """What is known of the seed, which is this run's. Raises :class:`Refused`."""
+        """The record of the seed, which is this run's. Raises :class:`Refused`."""
         own: dict[str, Any] = known["seeds"].setdefault(str(self.seed % _SEEDS), {"run": self.run})
         if own["run"] != self.run:
             message = (

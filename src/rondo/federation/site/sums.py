@@ -161,7 +161,7 @@ class Sums:
             members = [m.site for m in asked.named.members]
             numbers = self._numbers(attempt)
             share = self._share(attempt)
-            if self._is_bare(share):
+            if self._is_bare:
                 self.opened.check(*self._opening(attempt, members))
                 self.opened.note_seed()
             if share is not None and attempt.session.sent is None:  # otherwise the same vector leaves again, or none
@@ -173,7 +173,7 @@ class Sums:
             content = {"sites": members, "clients": attempt.clients, "numbers": len(numbers)}
             return _Answered(masked.encode_sent(sent, members), "masked vector", content)
         session, given = attempt.session.unmask(asked.unmask)
-        if attempt.session.given is None and self._is_bare(self._share(attempt)):
+        if attempt.session.given is None and self._is_bare:
             self.opened.note(*self._opening(attempt, asked.unmask.members))
         self._save(replace(attempt, session=session))
         for client in attempt.clients:
@@ -261,12 +261,13 @@ class Sums:
 
     def check_seed(self) -> None:
         """Raise :class:`~rondo.privacy.session.Refused` where the run's seed was another's."""
-        if not self.config.shares_noise or self.config.privacy.debug_seed is not None:
+        if self._is_bare:
             self.opened.check_seed()
 
-    def _is_bare(self, share: NoiseShare | None) -> bool:
+    @property
+    def _is_bare(self) -> bool:
         """Whether the server could take all noise off a sum."""
-        return share is None or self.config.privacy.debug_seed is not None
+        return not self.config.shares_noise or self.config.privacy.debug_seed is not None
 
     def _share(self, attempt: Attempt) -> NoiseShare | None:
         """The form of this site's noise; None where sites add none."""

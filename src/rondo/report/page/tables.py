@@ -149,7 +149,7 @@ def last_failures(groups: Sequence[Group], most: int = 20) -> Html | None:
 
 
 def guarantees(groups: Sequence[Group]) -> Html | None:
-    """What ``[privacy]`` protects in each run that has it, in a sentence."""
+    """The guarantee of each run with ``[privacy]``, in a sentence."""
     runs = (run for group in groups for run in group.runs)
     rows = [[run.name, said] for run in runs if run.rounds and (said := run.rounds[-1].get("guarantee")) is not None]
     caption = "What is protected, and from whom"
