@@ -2,7 +2,7 @@
 
     python benchmarks/private.py --work W --passes 3 --rounds 2
 
-Each contestant runs alone in a fresh process on one thread; they take turns. Seconds are those of the processor, since
+Each contestant runs alone in a fresh process on `--threads`; they take turns. Seconds are those of the processor, since
 a shared machine's clock counts its other work too; the clock's are beside them. opacus is asked where it is installed.
 """
 
@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from workloads import WORKLOADS, Workload, write_rows
 
 PRIVACY = {"adversary": "server", "unit": "example", "clip": 1.0, "noise": 1.0, "delta": 1e-5}
@@ -57,7 +58,6 @@ def rondo_rounds(workload: Workload, data: Path, rounds: int, precision: str, *,
 
 def opacus_rounds(workload: Workload, data: Path, rounds: int) -> list[list[float]]:
     """A loop over clients with PEFT and opacus, each with its own optimizer, from the shared adapter."""
-    import torch
     from opacus import GradSampleModule
     from opacus.data_loader import DPDataLoader
     from opacus.optimizers import DPOptimizer
@@ -65,7 +65,6 @@ def opacus_rounds(workload: Workload, data: Path, rounds: int) -> list[list[floa
     sys.path.append(str(Path(__file__).parent / "contestants"))
     from adapters import build_model, clients
 
-    torch.set_num_threads(1)
     model = GradSampleModule(build_model(workload).train())
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     start = {n: p.detach().clone() for n, p in trained.items()}
@@ -101,12 +100,14 @@ def main() -> None:
     parser.add_argument("--work", choices=WORKLOADS, default="W")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--passes", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--precision", choices=("exact", "fast"), default="exact")
     parser.add_argument("--only", choices=("plain", "private", "opacus"), help=argparse.SUPPRESS)
     parser.add_argument("--data", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     workload = WORKLOADS[options.work]
     if options.only is not None:
+        torch.set_num_threads(options.threads)
         if options.only == "opacus":
             print(json.dumps(opacus_rounds(workload, options.data, options.rounds)))
         else:
@@ -122,14 +123,15 @@ def main() -> None:
             for name in names:
                 command = [sys.executable, __file__, "--only", name, "--work", options.work, "--data", str(data)]
                 command += ["--rounds", str(options.rounds), "--precision", options.precision]
+                command += ["--threads", str(options.threads)]
                 done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
                 seconds[name] += json.loads(done.stdout.strip().splitlines()[-1])
-    plain = statistics.median(cpu for cpu, _ in seconds["plain"])
+    plain = [statistics.median(column) for column in zip(*seconds["plain"], strict=True)]
     for name, rounds in seconds.items():
         cpu, clock = (statistics.median(column) for column in zip(*rounds, strict=True))
-        fastest = min(c for c, _ in rounds)
-        print(f"{options.work} {options.precision} {name}: {cpu:.2f} s of the processor a round, fastest {fastest:.2f} "
-              f"({cpu / plain:.2f} times), {clock:.2f} s of the clock")  # fmt: skip
+        print(f"{options.work} {options.precision}, {options.threads} threads, {name}: "
+              f"{cpu:.2f} s of the processor a round ({cpu / plain[0]:.2f} times), "
+              f"{clock:.2f} s of the clock ({clock / plain[1]:.2f} times)")  # fmt: skip
 
 
 if __name__ == "__main__":
