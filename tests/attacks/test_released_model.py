@@ -138,8 +138,18 @@ NOISES = {1.0: 18.25, 4.0: 5.83, 8.0: 3.41}
 
 def allowed(noise: float) -> float:
     """The largest area under the curve of any attack on fifty sums of noise multiplier z, Phi(mu / sqrt(2)) with
-    mu = sqrt(50) / z (Dong, Roth and Su 2022), and three deviations of what chance adds over two seeds."""
-    return NormalDist().cdf((50 / 2) ** 0.5 / noise) + 3 * 0.053 / 2**0.5
+    mu = sqrt(50) / z (Dong, Roth and Su 2022), and three deviations of what chance adds to such an area over two seeds
+    (Hanley and McNeil 1982)."""
+    area = NormalDist().cdf((50 / 2) ** 0.5 / noise)
+    pairs = area / (2 - area) + 2 * area**2 / (1 + area) - 2 * area**2
+    return area + 3 * ((area * (1 - area) + (MEMBERS - 1) * pairs) / MEMBERS**2 / 2) ** 0.5
+
+
+@pytest.mark.parametrize("epsilon", NOISES)
+def test_noise_is_that_of_its_epsilon(epsilon: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # the account is the real one here
+    assert accountant.noise_for(epsilon, 1.0, 50, 1e-3) == pytest.approx(NOISES[epsilon], rel=2e-3)
+    assert allowed(NOISES[epsilon]) < 1
 
 
 @pytest.mark.parametrize("epsilon", NOISES)

@@ -203,8 +203,8 @@ def victims(model: Path, mode: str, length: int, *, private: bool = False) -> Vi
 def test_words_are_read_from_a_bare_upload(model: Path, mode: str, length: int) -> None:
     auc = victims(model, mode, length).auc(_bare)
     print(mode, length, auc)
-    if length < RANK:
-        assert auc >= 0.99
+    # Beyond the rank, words are told less surely: by chance the deviation is 0.003 with 64.
+    assert auc >= 0.99 if length < RANK else 0.51 < auc < 0.99
 
 
 @pytest.mark.parametrize("length", [1, 7, 64])

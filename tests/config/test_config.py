@@ -54,6 +54,18 @@ def shares(clients: dict[str, Any] | None = None, **privacy: Any) -> dict[str, A
     return {**labels, "privacy": {**sound, "delta": 1e-5, **privacy}}
 
 
+def masks(privacy: dict[str, Any] | None = None, **sections: Any) -> dict[str, Any]:
+    """Masked sums without noise, with a fault."""
+    return {"privacy": {"adversary": "server", "secure_aggregation": True, "clip": 1.0, **(privacy or {})}, **sections}
+
+
+def of_rows(privacy: dict[str, Any] | None = None, **sections: Any) -> dict[str, Any]:
+    """Privacy of rows, with a fault."""
+    noise = {"clip": 1.0, "noise": 1.0, "delta": 1e-5, **(privacy or {})}
+    uniform = {"weighting": "uniform", **sections.pop("clients", {})}
+    return {"privacy": {"adversary": "server", "unit": "example", **noise}, "clients": uniform, **sections}
+
+
 BAD: list[tuple[dict[str, Any], str, str]] = [
     # unknown keys and sections
     ({"round": 3}, "round", "did you mean 'rounds'?"),
@@ -214,6 +226,39 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         {"privacy": {"adversary": "server", "secure_aggregation": True, "clip": 1.0, "colluding": 2}},
         "privacy.colluding",
         "only noise that sites add uses it",
+    ),
+    # masked sums, whose server sees no upload
+    (masks({"clip": None}), "privacy.clip", "numbers in a sum need a bound"),
+    (masks({"adversary": "reader"}), "privacy.adversary", "secure aggregation hides uploads from the server"),
+    (masks(admission={"max_norm": 1.0}), "admission.max_norm", "the server cannot look into an upload"),
+    (masks(admission={"max_examples": 9}), "admission.max_examples", "the server cannot look into an upload"),
+    (masks(clients={"ranks": [1, 2]}), "clients.ranks", "clients of a rank that few have would be nearly alone"),
+    (masks(clients={"bytes_budget": [9]}), "clients.bytes_budget", "clients of a rank that few have would be"),
+    *(
+        (masks(robust={"rule": rule}, clients={"min_clients": 5}), "robust.rule", "it looks at single uploads")
+        for rule in ("clip", "median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "nnm-trimmed-mean")
+    ),
+    (masks(evaluation={"diagnostics_every": 1}), "evaluation.diagnostics_every", "it looks at single uploads"),
+    (masks(evaluation={"clients_every": 1}), "evaluation.clients_every", "it shows what single clients learned"),
+    (masks(evaluation={"local_only": True}), "evaluation.local_only", "it shows what single clients learned"),
+    (masks(evaluation={"fine_tune_epochs": 1}), "evaluation.fine_tune_epochs", "it shows what single clients learned"),
+    (masks({"noise": 1.0}), "privacy.noise", "only differential privacy uses it"),
+    (masks({"group": "who"}), "privacy.group", 'only unit = "example" uses it'),
+    ({"privacy": {"adversary": "server", "ring": 64}}, "privacy.ring", "only secure_aggregation = true uses it"),
+    # privacy of rows
+    (of_rows({"clip": "adaptive"}), "privacy.clip", "it follows bits of clients"),
+    (of_rows({"noise": 0.0, "budget": 8.0}), "privacy.budget", "without noise epsilon is infinite"),
+    (of_rows(clients={"weighting": "examples"}), "clients.weighting", "weights by numbers of rows tell"),
+    (of_rows(train={"packing": True}), "train.packing", "rows of a step are drawn one by one"),
+    (of_rows(train={"length_grouping": True}), "train.length_grouping", "rows of a step are drawn one by one"),
+    (of_rows(train={"max_grad_norm": 1.0}), "train.max_grad_norm", "privacy.clip takes its place, row by row"),
+    (of_rows(evaluation={"clients_every": 1}), "evaluation.clients_every", "scores on a client's rows have no noise"),
+    (of_rows(evaluation={"local_only": True}), "evaluation.local_only", "it trains on the rows without noise"),
+    (of_rows(evaluation={"fine_tune_epochs": 1}), "evaluation.fine_tune_epochs", "it trains on the rows without"),
+    (
+        of_rows(model={"name": "builtin:resnet18", "norm": "batch"}, task={"kind": "image-classification"}),
+        "model.norm",
+        "it mixes the rows of a batch",
     ),
     # missing files and folders
     (own({"source": "./no/such.csv"}), "data.source", "no such file or folder: './no/such.csv'"),

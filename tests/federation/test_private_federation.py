@@ -92,6 +92,17 @@ def test_federation_with_noise_of_clients_equals_the_simulation(folder: Path, tm
     assert federated.history[-1]["epsilon"] > 0
 
 
+def test_key_of_the_noise_is_in_no_letter(folder: Path, tmp_path: Path) -> None:
+    clients = {"weighting": "uniform", "sampling": "poisson", "per_round": 2}
+    line = DeskLine(folder, tmp_path)
+    with line.served():
+        serve(run_of(folder, OF_CLIENTS, clients=clients), listening(folder), run_dir=tmp_path / "run", device="cpu")
+    key = (tmp_path / "run" / "privacy.key").read_bytes()
+    assert {kind for _, kind, *_ in line.heard} >= {"plan", "round"}
+    letters = [part for _, _, *parts in line.heard for part in parts]
+    assert [part for part in letters if key in part or key.hex().encode() in part.lower()] == []
+
+
 def test_requests_do_not_tell_how_many_were_drawn(folder: Path, tmp_path: Path) -> None:
     """A site that refuses small rounds would refuse by who else is in them, and one client more would move the sum by
     two clips."""

@@ -139,6 +139,11 @@ def test_without_a_score_by_then_there_is_no_verdict(tmp_path: Path) -> None:
 def test_runs_whose_turnout_is_a_secret_have_no_bytes(tmp_path: Path) -> None:
     of_arm = {"dear": (20_000, [0.0, 0.1, 3.0, 4.0]), "cheap": (10_000, [1.0, 1.5, 2.0, 2.5])}
     trials = made(tmp_path, entry(config={**CONFIG, **PRIVATE}), of_arm)
+    for trial in trials.runs():
+        summary = json.loads((trial.folder / "summary.json").read_text(encoding="utf-8"))
+        summary["privacy"] = {"adversary": "reader", "unit": "client", "delta": 1e-3, "epsilon_valid": True}
+        summary["privacy"]["epsilon"] = 8.0 if trial.arm == "dear" else None
+        (trial.folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     (finding,) = findings(trials)
     assert (finding.verdict.word, finding.equal_bytes) == ("holds", None)
     assert [trials.curve(trial).bytes for trial in trials.runs()] == [None] * 6
@@ -146,6 +151,9 @@ def test_runs_whose_turnout_is_a_secret_have_no_bytes(tmp_path: Path) -> None:
     text = (tmp_path / "pages" / "own.md").read_text(encoding="utf-8")
     assert text.count("how many clients took part is a secret") == 1
     assert [line for line in text.splitlines() if "kB" in line or "so few bytes" in line] == []
+    said = "differential privacy of clients, against who reads the released model: "
+    assert f"- dear: {said}epsilon 8 at delta 0.001." in text.splitlines()
+    assert f"- cheap: {said}none." in text.splitlines()
 
 
 def test_late_change_is_that_of_the_last_tenth() -> None:

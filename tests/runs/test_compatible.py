@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 from typer.testing import CliRunner
 
 import rondo
@@ -121,6 +122,19 @@ def test_refused_option_gives_its_reason_before_a_model_is_loaded(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("option", OPTIONS)
+def test_command_refuses_an_option_with_exit_code_2(option: Option, sources: Path, tmp_path: Path) -> None:
+    name = next((name for name, of in CELLS if of == option and reason(name, of) is not None), None)
+    if name is None:
+        assert option in ("diagnostics", "client scores", "robust choice")
+        return
+    file = tmp_path / "run.toml"
+    file.write_text(tomli_w.dumps(configured(name, option, sources)))
+    result = CliRunner().invoke(app, ["run", str(file), "--run-dir", str(tmp_path / "run")])
+    assert (result.exit_code, (tmp_path / "run").exists()) == (2, False)
+    assert f"{name}: {reason(name, option)}; " in " ".join(result.stderr.split())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "option"), [c for c in CELLS if reason(*c) is None])
 def test_allowed_option_runs(name: str, option: Option, sources: Path, tmp_path: Path) -> None:
@@ -166,9 +180,12 @@ def test_command_prints_every_cell() -> None:
 
 
 def test_methods_of_sums_are_those_that_are_linear() -> None:
+    """Masks take all linear ones but HetLoRA, whose weights the server would not see, and one that sends nothing."""
     for name, entry in TABLE.items():
         if not entry.linear:
             assert all(reason(name, option) for option in OF_SUMS), name
+    masked = {name for name in TABLE if reason(name, "secure aggregation") is None}
+    assert masked == {name for name, entry in TABLE.items() if entry.linear} - {"hetlora", "local"}
     assert sum(entry.linear for entry in TABLE.values()) == 30
 
 

@@ -1,4 +1,4 @@
-"""Every output of a run names what its ``[privacy]`` protects and from whom, whichever of the four kinds it is."""
+"""Every output of a run names what its ``[privacy]`` protects and from whom, whichever of its kinds it is."""
 
 from __future__ import annotations
 
@@ -27,6 +27,13 @@ KINDS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "clients": (
         {"adversary": "reader", "unit": "client", **NOISE},
         ("differential privacy of clients, against who reads the released model: epsilon ",),
+    ),
+    "clients, with noise from a seed": (
+        {"adversary": "reader", "unit": "client", **NOISE, "debug_seed": 3},
+        (
+            "differential privacy of clients, against who reads the released model: epsilon ",
+            "NOT VALID: privacy.debug_seed is set",
+        ),
     ),
     "rows": (
         {"adversary": "server", "unit": "example", **NOISE},

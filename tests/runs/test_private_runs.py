@@ -269,6 +269,37 @@ def test_round_without_clients_steps_and_spends(sources: Path, tmp_path: Path) -
     assert len({record["epsilon"] for record in result.history}) == 10
 
 
+@pytest.mark.parametrize("gone", [2, 6])
+def test_client_that_fails_counts_as_zero(gone: int, sources: Path, tmp_path: Path) -> None:
+    """Clients crash in every round: some of six or all. No round is skipped, and the noise and epsilon are the same."""
+    full: dict[str, Any] = {"clients": {"sampling": "full", "per_round": None}, "rounds": 2}
+    whole = rondo.run(configured(sources, **full), run_dir=tmp_path / "whole", device="cpu")
+    faults = {"crash": [f"client-{n}" for n in range(gone)]}
+    result = rondo.run(configured(sources, faults=faults, **full), run_dir=tmp_path / "run", device="cpu")
+    assert [(len(r["failed"]), r["skipped"], r["aggregated"]) for r in result.history] == [
+        (gone, None, 1),
+        (gone, None, 2),
+    ]
+    assert [r["epsilon"] for r in result.history] == [r["epsilon"] for r in whole.history]
+    assert outcome(result.run_dir)["tensors"] != outcome(whole.run_dir)["tensors"]
+
+
+def test_run_ends_early_by_the_servers_own_test_set_alone(sources: Path, tmp_path: Path) -> None:
+    """Rates of nearly zero leave the score as it is; scores at clients are refused, so without a test set no patience
+    is possible."""
+    patient: dict[str, Any] = {"rounds": 6, "evaluation": {"every": 1, "patience": 2}}
+    calm = {"train": {"lr": 1e-12}, "privacy": {"noise": 0.2, "clip": 1e-9}}
+    result = rondo.run(configured(sources, **patient, **calm), run_dir=tmp_path / "run", device="cpu")
+    assert (len(result.history), result.summary["stopped_early"]) == (3, True)
+    of_rows = {"adversary": "server", "unit": "example"}
+    for privacy in ({}, of_rows, {**of_rows, "adversary": "reader"}):
+        config = configured(sources, **patient, privacy=privacy, clients={"sampling": "full", "per_round": None})
+        del config["data"]["test_source"]
+        config["data"]["test_split"] = ""
+        with pytest.raises(ConfigError, match=r"evaluation\.patience: no round is scored without test rows"):
+            rondo.run(config, run_dir=tmp_path / "none", device="cpu")
+
+
 @pytest.mark.parametrize(
     ("sections", "message"),
     [

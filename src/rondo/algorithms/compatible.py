@@ -78,7 +78,6 @@ def _of_sums(traits: Traits, linear: bool) -> dict[Option, str]:
         reasons["client DP"] = "an upload's weight follows from its tensors, so one client may count any amount"
         reasons |= dict.fromkeys(_PACKED, "an upload's weight follows from its tensors, and packed ones have another")
     elif traits.varying_shapes:
-        reasons["secure aggregation"] = "a client's data decide which values it sends, so unseen ones cannot be added"
         reasons |= dict.fromkeys(_PACKED, "a client's data decide which values it sends, so their sizes are not known")
     if not traits.same_coordinates:
         reasons.setdefault("top-k", f"its server puts what it gets into other coordinates, where {_LOST}")

@@ -16,6 +16,8 @@ privacy = typer.Typer(help="Plan differential privacy before a run.", no_args_is
 
 _LOUD = 3.0
 """Noise over signal above which a method seldom learns."""
+_QUIETER = "few methods learn: take more clients, fewer numbers, or a larger epsilon"
+"""The warning's words."""
 
 
 class Adversary(StrEnum):
@@ -86,8 +88,10 @@ def plan(
             )
         if chosen >= 1 / clients:
             print(f"warning: delta is not below 1 over the number of clients, {1 / clients:g}")
-        if numbers is not None and min(found["noise_over_signal"] for found in plans.values()) > _LOUD:
-            print(f"warning: above {_LOUD:g} few methods learn: take more clients, fewer numbers, or a larger epsilon")
+        loud_ones = [name for name, found in plans.items() if found.get("noise_over_signal", 0.0) > _LOUD]
+        if loud_ones:
+            among = f" ({loud_ones[0]})" if len(loud_ones) < len(plans) else ""
+            print(f"warning: above {_LOUD:g}{among} {_QUIETER}")
 
 
 def _planned(
@@ -157,4 +161,4 @@ def _print_shares(found: Mapping[str, Any]) -> None:
     if found["delta"] >= 1 / found["clients"]:
         print(f"warning: delta is not below 1 over the number of clients, {1 / found['clients']:g}")
     if found.get("noise_over_signal", 0.0) > _LOUD:
-        print(f"warning: above {_LOUD:g} few methods learn: take more clients, fewer numbers, or a larger epsilon")
+        print(f"warning: above {_LOUD:g} {_QUIETER}")

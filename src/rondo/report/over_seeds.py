@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rondo.report.summary import guarantee_line
+from rondo.report.summary import guarantee_line, weakest_guarantee
 
 
 def score_of(scores: Mapping[str, Any], kinds: Mapping[str, str], primary: str) -> dict[str, Any] | None:
@@ -33,11 +32,9 @@ def mean_and_deviation(values: Sequence[float | None]) -> dict[str, Any]:
 def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The head policy, guarantee (that of the largest epsilon), scores and numbers of one algorithm's runs, over
     seeds."""
-    private = [run["privacy"] for run in runs if run["privacy"] is not None]
-    weakest = max(private, key=lambda p: math.inf if (e := p.get("epsilon")) is None else e, default=None)
     result: dict[str, Any] = {
         "head": runs[0]["head"],
-        "guarantee": None if weakest is None else guarantee_line(weakest),
+        "guarantee": weakest_guarantee(run["privacy"] for run in runs),
     }
     for key in ("score", "test", "own_rows", "fine_tuned"):
         scores = [r[key] for r in runs if r[key] is not None]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -55,6 +56,13 @@ def guarantees(privacy: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def guarantee_line(privacy: Mapping[str, Any]) -> str:
     """:func:`guarantees` in a sentence."""
     return "; ".join(": ".join(guarantee) for guarantee in guarantees(privacy))
+
+
+def weakest_guarantee(of_runs: Iterable[Mapping[str, Any] | None]) -> str | None:
+    """The :func:`guarantee_line` of the run with the largest epsilon; None where no run has ``[privacy]``."""
+    private = [privacy for privacy in of_runs if privacy is not None]
+    weakest = max(private, key=lambda p: math.inf if (e := p.get("epsilon")) is None else e, default=None)
+    return None if weakest is None else guarantee_line(weakest)
 
 
 def costs(history: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:

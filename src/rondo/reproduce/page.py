@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rondo.report import pictures
-from rondo.report.summary import WITHHELD
+from rondo.report.summary import WITHHELD, weakest_guarantee
 from rondo.report.terminal import human_bytes
 from rondo.reproduce.entry import Bound, Contrast, Entry
 from rondo.reproduce.findings import Decided, Finding, ended, findings, finished
@@ -86,6 +86,7 @@ def _page(trials: Trials, of_claims: Sequence[Finding], curves: Mapping[str, lis
             "|---|---|---|---|---|---|---|---|",
             *(_arm(trials, arm, of_arm) for arm, of_arm in curves.items()),
             "",
+            *_guarantees(curves),
             f"![Scores over rounds{' and over bytes per client' * pictures.over_bytes(_lines(trials, curves))}]"
             f"({trials.name}.png)",
             "",
@@ -126,6 +127,16 @@ def _targets(entry: Entry) -> str:
         f"{values} or {beyond}. A run that never has one counts with all its bytes, less than it would need: where "
         "that may have helped a verdict, the claim is open."
     )
+
+
+def _guarantees(curves: Mapping[str, list[Curve]]) -> list[str]:
+    """A line per guarantee of ``[privacy]``, that of an arm's largest epsilon, and the arms that have it."""
+    of_arms: dict[str, list[str]] = {}
+    for arm, of_arm in curves.items():
+        if (guarantee := weakest_guarantee(curve.privacy for curve in of_arm)) is not None:
+            of_arms.setdefault(guarantee, []).append(arm)
+    lines = [f"- {_listed(arms)}: {guarantee}." for guarantee, arms in of_arms.items()]
+    return ["Of what clients share:", "", *lines, ""] if lines else []
 
 
 def _arm(trials: Trials, arm: str, of_arm: Sequence[Curve]) -> str:

@@ -382,6 +382,9 @@ def _best_at_clients(config: RunConfig, algorithm: Algorithm[Any], population: P
 def _must_score(config: RunConfig, algorithm: Algorithm[Any], population: Population) -> None:
     """Raises :class:`ConfigError` where ``patience`` waits for a score that no round has."""
     evaluation = config.evaluation
+    if evaluation.patience and config.privacy.adversary is not None and not population.test:
+        message = "no round is scored without test rows, since [privacy] shows no scores of clients: set"
+        raise ConfigError.at("evaluation.patience", f"{message} data.test_source, or remove it")
     wanted = "clients_every" if _best_at_clients(config, algorithm, population) else "every"
     if evaluation.patience and getattr(evaluation, wanted) == 0:
         message = f"no round but the last is scored, so the run cannot end early: set evaluation.{wanted}"

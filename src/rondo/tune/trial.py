@@ -19,7 +19,7 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -83,18 +83,21 @@ class Curve:
     ``bytes``: up and down, the mean over all clients of the run, those that were never drawn among them: the sum over
     clients would grow with their number, whatever each of them sends. None where they would tell how many took part,
     and that is a secret.
+    ``privacy``: what ``[privacy]`` protects after the last round, as in ``summary.json``; None without it.
     """
 
     rounds: list[int]
     bytes: list[float] | None
     values: list[float]
     clients: int = 1
+    privacy: Mapping[str, Any] | None = None
 
     def until(self, *, rounds: float = math.inf, bytes: float = math.inf) -> Curve:
         """The part with no more than so many rounds and bytes."""
-        sent = self.bytes or [0.0] * len(self.rounds)
-        count = sum(r <= rounds and b <= bytes for r, b in zip(self.rounds, sent, strict=True))
-        return Curve(self.rounds[:count], self.bytes and self.bytes[:count], self.values[:count], self.clients)
+        so_far = self.bytes or [0.0] * len(self.rounds)
+        count = sum(r <= rounds and b <= bytes for r, b in zip(self.rounds, so_far, strict=True))
+        sent = None if self.bytes is None else self.bytes[:count]
+        return replace(self, rounds=self.rounds[:count], bytes=sent, values=self.values[:count])
 
     def bytes_to(self, target: float, *, lower_is_better: bool = False) -> float | None:
         """Bytes per client by the first value that reaches ``target``, from below unless ``lower_is_better``; None
@@ -133,7 +136,10 @@ class Score:
         before = {} if summary is None else summary["measures"]["before"]
         clients = len(directory.read("partition.json")["clients"]) if summary is None else summary["clients"]
         sent = list[float]()
-        curve = Curve([], None if trial.config.secret_turnout else sent, [], clients)
+        private = None if summary is None else summary.get("privacy")
+        # Records that are published with a page may be older than these two keys, and are of simulations without masks.
+        told = None if private is None else {"secure_aggregation": False, "simulation": True, **private}
+        curve = Curve([], None if trial.config.secret_turnout else sent, [], clients, told)
         start = {"round": -1, "bytes_up": 0, "bytes_down": 0, "scores": {}, "measures": before}
         for record in [start, *directory.rounds()]:
             done = record["round"] + 1

@@ -157,18 +157,28 @@ BUGS: dict[str, tuple[Any, str, Any]] = {
 }
 
 
+BROKEN: dict[str, Callable[[], None]] = {
+    "noise halved": noise_is_that_of_the_honest_sites,
+    "share of all sites": noise_is_that_of_the_honest_sites,
+    "share of the threshold": noise_is_that_of_the_honest_sites,
+    "clip left out": one_client_adds_at_most_the_clip,
+    "clip left out and not checked": one_client_adds_at_most_the_clip,
+    "clip twice as long": one_client_adds_at_most_the_clip,
+    "noise of another sum": noise_is_other_noise_in_every_sum,
+    "noise of the plan's seed": noise_is_other_noise_in_every_sum,
+    "one noise for all sites": every_site_has_noise_of_its_own,
+    "no noise": noise_is_that_of_the_honest_sites,
+    "not spent": sum_is_spent_before_a_state_is_made,
+}
+"""The law that each planted bug breaks."""
+
+
 @pytest.mark.parametrize("bug", BUGS)
-def test_planted_bug_breaks_a_law(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_bug_breaks_its_law(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the sum itself refuses what the bug makes of it: a change beyond the clip."""
     monkeypatch.setattr(*BUGS[bug])
-    assert any(map(broken, LAWS))
-
-
-def broken(law: Callable[[], None]) -> bool:
-    try:
-        law()
-    except (AssertionError, ValueError, pytest.fail.Exception):
-        return True
-    return False
+    with pytest.raises((AssertionError, ValueError, pytest.fail.Exception)):
+        BROKEN[bug]()
 
 
 def test_noise_of_the_system_needs_no_seed(monkeypatch: pytest.MonkeyPatch) -> None:

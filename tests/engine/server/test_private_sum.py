@@ -207,32 +207,27 @@ def planted(monkeypatch: pytest.MonkeyPatch, bug: str) -> type[PrivateSum]:
     return {**kinds, "empty skipped": EmptyIsSkipped}.get(bug, PrivateSum)
 
 
-BUGS = (
-    "noise halved",
-    "clip left out",
-    "clip per tensor",
-    "weights",
-    "noise of another attempt",
-    "noise of another sum",
-    "sampling from the seed",
-    "sampling by position",
-    "empty skipped",
-    "bare bits",
-    "bits not in the account",
-)
+BUGS: dict[str, Callable[[type[PrivateSum]], None]] = {
+    "noise halved": noise_is_of_the_right_size,
+    "clip left out": one_client_adds_at_most_the_clip,
+    "clip per tensor": one_client_adds_at_most_the_clip,
+    "weights": one_client_adds_at_most_the_clip,
+    "noise of another attempt": noise_of_other_attempts_is_other_noise,
+    "noise of another sum": noise_of_other_sums_of_an_attempt_is_other_noise,
+    "sampling from the seed": sample_follows_from_the_key_alone,
+    "sampling by position": draw_of_a_client_depends_on_itself_alone,
+    "empty skipped": empty_rounds_count,
+    "bare bits": adaptive_clip_has_its_noise_in_the_account,
+    "bits not in the account": adaptive_clip_has_its_noise_in_the_account,
+}
+"""The law that each planted bug breaks."""
 
 
 @pytest.mark.parametrize("bug", BUGS)
-@pytest.mark.sweep(3)
-def test_planted_bug_breaks_a_law(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_bug_breaks_its_law(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = planted(monkeypatch, bug)
-    broken = []
-    for law in LAWS:
-        try:
-            law(kind)
-        except AssertionError:
-            broken.append(law.__name__)
-    assert broken
+    with pytest.raises(AssertionError):
+        BUGS[bug](kind)
 
 
 def test_adaptive_clip_reaches_the_median() -> None:
@@ -262,11 +257,11 @@ def test_clip_of_an_attempt_that_is_repeated_stays() -> None:
 def test_same_sum_spends_once_and_another_again() -> None:
     private = make()
     one = published(private, [])
-    assert published(private, []).equal(one)
     once = private.epsilon()
+    assert published(private, []).equal(one)
+    assert private.epsilon() == once
     published(private, [upload(CLIENTS[0], 0.5)])
     assert private.epsilon() > once
-    assert private.epsilon() >= private.epsilon(0)
     assert sorted(map(len, private.releases.values())) == [2]
 
 
