@@ -115,9 +115,9 @@ def no_waiting_for_the_disk() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def draw_picture() -> Iterator[Callable[[Any], bytes]]:
     """Runs compose every picture, but the first drawing stands for all: drawing takes a third of a small run's time."""
-    from rondo.report import pictures
+    from rondo.report import drawing
 
-    draw, drawings = pictures._png, []
+    draw, drawings = drawing.png, []
 
     def first_drawing(figure: Any) -> bytes:
         if not drawings:
@@ -125,16 +125,16 @@ def draw_picture() -> Iterator[Callable[[Any], bytes]]:
         return drawings[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pictures, "_png", first_drawing)
+        patch.setattr(drawing, "png", first_drawing)
         yield draw
 
 
 @pytest.fixture
 def drawn_pictures(draw_picture: Callable[[Any], bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw every picture."""
-    from rondo.report import pictures
+    from rondo.report import drawing
 
-    monkeypatch.setattr(pictures, "_png", draw_picture)
+    monkeypatch.setattr(drawing, "png", draw_picture)
 
 
 @pytest.fixture

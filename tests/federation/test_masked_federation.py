@@ -29,7 +29,11 @@ def masked(folder: Path, name: str, **sections: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "name", ["rolora", *(pytest.param(n, marks=pytest.mark.slow) for n in ("florg", "fedsvd", "scaffold", *SKETCHED))]
+    "name",
+    [
+        "rolora",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("florg", "fedsvd", "scaffold", "lora-a2", *SKETCHED)),
+    ],
 )
 def test_masked_federation_equals_the_simulation(folder: Path, tmp_path: Path, name: str) -> None:
     run = masked(folder, name)

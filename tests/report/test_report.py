@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from rondo.report import pictures
+from rondo.report import comparisons, drawing, pictures
 from rondo.report.rows import account
 from rondo.report.summary import best_so_far
 from rondo.report.terminal import human_bytes, summary_table
@@ -261,7 +261,7 @@ def test_letters_that_the_font_lacks_are_told_apart() -> None:
     """Two names of as many such letters would be the same boxes."""
     drawn: list[list[str]] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pictures, "_png", lambda figure: drawn.append(_texts(figure)) or b"")
+        patch.setattr(drawing, "png", lambda figure: drawn.append(_texts(figure)) or b"")
         pictures.partition(clients(["北京", "上海", "Zürich", "🏠"], None))
         pictures.contact_sheet({"北京": [(np.zeros((2, 2, 1), np.uint8), "上海")]})
     assert {r"\u5317\u4eac", r"\u4e0a\u6d77", "Zürich", r"\U0001f3e0"} <= set(drawn[0])
@@ -272,7 +272,7 @@ def test_users_own_fonts_are_asked_for_their_letters(monkeypatch: pytest.MonkeyP
     import matplotlib
 
     monkeypatch.setitem(matplotlib.rcParams, "font.family", ["STIXGeneral", "DejaVu Sans"])
-    assert pictures._plain("Wien ⓐ") == "Wien ⓐ"
+    assert drawing.label("Wien ⓐ") == "Wien ⓐ"
 
 
 def _texts(figure: Any) -> list[str]:
@@ -299,7 +299,7 @@ HISTORY = [
 def test_axis_of_rounds_has_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rounds would have a mark at every quarter."""
     ticks: list[list[float]] = []
-    monkeypatch.setattr(pictures, "_png", lambda figure: ticks.append(list(figure.axes[0].get_xticks())) or b"")
+    monkeypatch.setattr(drawing, "png", lambda figure: ticks.append(list(figure.axes[0].get_xticks())) or b"")
     curve = [{"round": n, "score": 0.1 * n, "bytes": 10 * n} for n in range(3)]
     run = {
         "algorithm": "fedit",
@@ -311,8 +311,8 @@ def test_axis_of_rounds_has_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> No
         "title": "x",
     }
     content = {"algorithms": ["fedit"], "runs": [{**run, "curve": curve}], "rounds": 2, "clients": 3, "seeds": [0]}
-    pictures.comparison(content)
-    pictures.bands({"fedit": [(p["round"], p["bytes"], p["score"], 0.0, 1.0) for p in curve]}, "x")
+    comparisons.comparison(content)
+    comparisons.bands({"fedit": [(p["round"], p["bytes"], p["score"], 0.0, 1.0) for p in curve]}, "x")
     pictures.curve({}, [{"round": 0, "loss": 0.7, "scores": {}}, {"round": 1, "loss": 0.6, "scores": {}}], "x", "t")
     assert [tick for drawn in ticks for tick in drawn if tick != int(tick)] == []
     assert len(ticks) == 3
@@ -323,7 +323,7 @@ def test_ticks_of_a_logarithmic_axis_are_plain_numbers(
     values: tuple[float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     figures: list[Any] = []
-    monkeypatch.setattr(pictures, "_png", lambda figure: figures.append(figure) or b"")
+    monkeypatch.setattr(drawing, "png", lambda figure: figures.append(figure) or b"")
     pictures.measure({"angle": values[0]}, [{"round": 0, "measures": {"angle": values[1]}}], "t")
     axis = figures[0].axes[0].yaxis
     low, high = axis.get_view_interval()
@@ -339,10 +339,10 @@ def test_ticks_of_a_logarithmic_axis_are_plain_numbers(
 def test_single_values_are_seen_beside_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line of one point would be none."""
     figures: list[Any] = []
-    monkeypatch.setattr(pictures, "_png", lambda figure: figures.append(figure) or b"")
+    monkeypatch.setattr(drawing, "png", lambda figure: figures.append(figure) or b"")
     lines = {"fedit": [(8, 2.0, 0.7, 0.6, 0.8)], "rolora": [(8, 1.0, 0.5, 0.5, 0.5)]}
-    pictures.bands(lines, "accuracy")
-    assert not pictures.over_bytes(lines)
+    comparisons.bands(lines, "accuracy")
+    assert not comparisons.over_bytes(lines)
     (axes,) = figures[0].axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["fedit", "rolora"]
     marks = [line for line in axes.lines if line.get_marker() == "o"]
@@ -354,13 +354,13 @@ def test_lines_that_send_other_bytes_are_drawn_over_bytes_too(
     dear: float, scale: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     figures: list[Any] = []
-    monkeypatch.setattr(pictures, "_png", lambda figure: figures.append(figure) or b"")
+    monkeypatch.setattr(drawing, "png", lambda figure: figures.append(figure) or b"")
     lines = {
         name: [(n, n * sent, 0.1 * n, 0.0, 1.0) for n in (1, 2, 3)] for name, sent in (("dear", dear), ("cheap", 1.0))
     }
     lines["at the end"] = [(3, 3.0, 0.4, 0.3, 0.5)]
-    pictures.bands(lines, "accuracy", [("dear", [(1, 0.5), (3, 0.5)])])
-    assert pictures.over_bytes(lines)
+    comparisons.bands(lines, "accuracy", [("dear", [(1, 0.5), (3, 0.5)])])
+    assert comparisons.over_bytes(lines)
     rounds, sent = figures[0].axes
     assert [list(line.get_xdata()) for line in rounds.lines] == [[1, 2, 3], [1, 2, 3], [3], [1, 3]]
     assert [list(line.get_xdata()) for line in sent.lines] == [[dear, 2 * dear, 3 * dear], [1, 2, 3], [3]]
@@ -371,10 +371,10 @@ def test_lines_that_send_other_bytes_are_drawn_over_bytes_too(
 
 def test_lines_that_send_the_same_are_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
     figures: list[Any] = []
-    monkeypatch.setattr(pictures, "_png", lambda figure: figures.append(figure) or b"")
+    monkeypatch.setattr(drawing, "png", lambda figure: figures.append(figure) or b"")
     lines = {"longer": [(n, 2.0 * n, 0.5, 0.5, 0.5) for n in range(5)], "short": [(1, 2.0, 0.5, 0.5, 0.5)]}
-    pictures.bands(lines, "accuracy")
-    assert not pictures.over_bytes(lines)
+    comparisons.bands(lines, "accuracy")
+    assert not comparisons.over_bytes(lines)
     assert len(figures[0].axes) == 1
 
 
@@ -386,7 +386,7 @@ def test_learning_curve(before: dict[str, Any], history: list[dict[str, Any]]) -
 
 def test_two_losses_share_an_axis(monkeypatch: pytest.MonkeyPatch) -> None:
     figures: list[Any] = []
-    monkeypatch.setattr(pictures, "_png", lambda figure: figures.append(figure) or b"")
+    monkeypatch.setattr(drawing, "png", lambda figure: figures.append(figure) or b"")
     history = [
         {"round": n, "loss": 0.7 - 0.1 * n, "scores": {"global": {"loss": 0.6, "accuracy": 0.5}}} for n in (0, 1)
     ]

@@ -21,7 +21,7 @@ from rich.console import Console
 import rondo
 from rondo.config import ConfigError, load
 from rondo.errors import RunStopped
-from rondo.report import pictures
+from rondo.report import comparisons
 from rondo.report.papers import comparison_latex
 from rondo.report.terminal import comparison_columns, comparison_rows, comparison_table
 from rondo.runs import compare
@@ -149,8 +149,8 @@ def test_latex_table_escapes_names(compared: compare.Comparison) -> None:
 @pytest.mark.usefixtures("drawn_pictures")
 def test_svg_has_the_same_bytes_again_and_names_the_bands(compared: compare.Comparison) -> None:
     content = read(compared.out / "comparison.json")
-    svg = pictures.comparison(content, "svg")
-    assert svg == pictures.comparison(content, "svg")
+    svg = comparisons.comparison(content, "svg")
+    assert svg == comparisons.comparison(content, "svg")
     assert b"bands are 95 % intervals of it" in svg
     assert b"<dc:date>" not in svg
 
@@ -245,7 +245,7 @@ def test_value_is_told_where_all_runs_share_it(compared: compare.Comparison) -> 
 
 @pytest.mark.usefixtures("drawn_pictures")
 def test_comparison_picture(compared: compare.Comparison) -> None:
-    content = pictures.comparison(read(compared.out / "comparison.json"))
+    content = comparisons.comparison(read(compared.out / "comparison.json"))
     assert content.startswith(b"\x89PNG")
     assert len(content) > 10_000
 
@@ -467,9 +467,9 @@ def test_varied_partition_has_a_table_and_a_picture(tiny: dict[str, Any], tmp_pa
 
 def test_picture_over_a_key_needs_one_with_numbers(compared: compare.Comparison) -> None:
     content = read(compared.out / "comparison.json")
-    assert pictures.varied(content) is None
-    assert pictures.varied({**content, "varied": {"train.schedule": ["linear", "cosine"]}}) is None
-    assert pictures.varied({**content, "varied": {"rounds": [1, 2], "adapter.r": [1, 2]}}) is None
+    assert comparisons.varied(content) is None
+    assert comparisons.varied({**content, "varied": {"train.schedule": ["linear", "cosine"]}}) is None
+    assert comparisons.varied({**content, "varied": {"rounds": [1, 2], "adapter.r": [1, 2]}}) is None
 
 
 @pytest.mark.slow

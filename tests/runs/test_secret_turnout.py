@@ -15,7 +15,7 @@ from rich.console import Console
 import rondo
 from rondo.config import load
 from rondo.errors import RunStopped
-from rondo.report import pictures
+from rondo.report import comparisons, drawing
 from rondo.report.terminal import comparison_table, summary_table
 from rondo.results.page import html
 from rondo.runs.storage.directory import RunDirectory
@@ -173,10 +173,10 @@ def test_trial_that_stops_names_no_client_of_a_secret_turnout(
 
 def test_picture_has_lines_over_bytes_of_the_others_alone(compared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures: list[Any] = []
-    monkeypatch.setattr(pictures, "_png", figures.append)
+    monkeypatch.setattr(drawing, "png", figures.append)
     content = json.loads((compared / "comparison.json").read_text())
-    pictures.comparison(content)
+    comparisons.comparison(content)
     for point in content["runs"][0]["curve"]:
         point["bytes"] = 1000 * point["round"]
-    pictures.comparison(content)
+    comparisons.comparison(content)
     assert [[len(axes.lines) for axes in figure.axes] for figure in figures] == [[2], [2, 1]]

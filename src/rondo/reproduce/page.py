@@ -10,7 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from rondo.report import pictures
+from rondo.report import comparisons
 from rondo.report.summary import WITHHELD, weakest_guarantee
 from rondo.report.terminal import human_bytes
 from rondo.reproduce.entry import Bound, Contrast, Entry
@@ -87,7 +87,7 @@ def _page(trials: Trials, of_claims: Sequence[Finding], curves: Mapping[str, lis
             *(_arm(trials, arm, of_arm) for arm, of_arm in curves.items()),
             "",
             *_guarantees(curves),
-            f"![Scores over rounds{' and over bytes per client' * pictures.over_bytes(_lines(trials, curves))}]"
+            f"![Scores over rounds{' and over bytes per client' * comparisons.over_bytes(_lines(trials, curves))}]"
             f"({trials.name}.png)",
             "",
             "Means over seeds, with 95 % intervals."
@@ -330,10 +330,10 @@ def _picture(trials: Trials, curves: Mapping[str, list[Curve]]) -> bytes:
     bounds = [bound for bound in trials.entry.bounds if bound.arm in curves and bound.less is None]
     limits = [(bound.arm, limit) for bound in bounds for limit in _limits(trials, bound, curves[bound.arm])]
     score = trials.entry.metric + (", log10" if trials.entry.log10 else "")
-    return pictures.bands(_lines(trials, curves), score, limits)
+    return comparisons.bands(_lines(trials, curves), score, limits)
 
 
-def _lines(trials: Trials, curves: Mapping[str, list[Curve]]) -> Mapping[str, pictures.Band]:
+def _lines(trials: Trials, curves: Mapping[str, list[Curve]]) -> Mapping[str, comparisons.Band]:
     """The points of each arm's line. Bytes are means over seeds too; all are 0 where those of an arm are a secret."""
     return {arm: _line(trials, of_arm, secret=bool(_secret(curves))) for arm, of_arm in curves.items()}
 
@@ -343,7 +343,7 @@ def _secret(curves: Mapping[str, list[Curve]]) -> set[str]:
     return {arm for arm, of_arm in curves.items() if any(curve.bytes is None for curve in of_arm)}
 
 
-def _line(trials: Trials, of_arm: Sequence[Curve], *, secret: bool) -> pictures.Band:
+def _line(trials: Trials, of_arm: Sequence[Curve], *, secret: bool) -> comparisons.Band:
     by_round: dict[int, list[tuple[float, float]]] = {}
     for curve in of_arm:
         bytes_so_far = [0.0] * len(curve.rounds) if secret or curve.bytes is None else curve.bytes

@@ -53,13 +53,13 @@ def written(
     content = {key: value for key, value in vars(comparison).items() if key != "out"}
     files = {"comparison.json": (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()}
     if runs:
-        from rondo.report import pictures
+        from rondo.report import comparisons
 
         files["comparison.csv"] = runs_csv(runs).encode()
         files["comparison.tex"] = comparison_latex(content).encode()
-        files["comparison.png"] = pictures.comparison(content)
-        files["comparison.svg"] = pictures.comparison(content, "svg")
-        if (over := pictures.varied(content)) is not None:
+        files["comparison.png"] = comparisons.comparison(content)
+        files["comparison.svg"] = comparisons.comparison(content, "svg")
+        if (over := comparisons.varied(content)) is not None:
             files["varied.png"] = over
     with durable.written(folder):
         durable.write_all(folder, files)

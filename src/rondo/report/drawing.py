@@ -1,0 +1,88 @@
+"""Figures, texts that the fonts have, ticks, and the bytes of a picture. Without pyplot, which belongs to the user's
+program: its backend draws the plots of a notebook."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Set
+from functools import cache
+from typing import Any, Literal, TypeAlias
+
+Form: TypeAlias = Literal["png", "svg"]
+"""Formats of pictures."""
+
+
+def canvas(width: float, height: float, panels: int = 1) -> Any:
+    """A figure and its axes. Several panels stand side by side with one y axis; their axes are an array."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(1, panels, sharey=True)
+    for panel in figure.axes:
+        for side in ("top", "right"):
+            panel.spines[side].set_visible(False)
+    return figure, axes
+
+
+def drawn(figure: Any, form: Form) -> bytes:
+    """The bytes of a picture; those of an SVG file have no date and no random names."""
+    from matplotlib import rc_context
+
+    content = io.BytesIO()
+    with warnings.catch_warnings(), rc_context({"svg.hashsalt": "rondo"}):
+        warnings.filterwarnings("ignore", message="constrained_layout not applied")  # long names in a small picture
+        figure.savefig(content, format=form, dpi=120, metadata={"Date": None} if form == "svg" else None)
+    return content.getvalue()
+
+
+def png(figure: Any) -> bytes:
+    """The bytes of a PNG file."""
+    return drawn(figure, "png")
+
+
+def label(name: str) -> str:
+    """A name as a tick label, cut to 24 characters."""
+    letters = _drawable(name)
+    return shown(letters if len(letters) <= 24 else letters[:23] + "…")
+
+
+def shown(text: str) -> str:
+    """A text as it can be drawn, dollar signs escaped, so that no formula is."""
+    return _drawable(text).replace("$", r"\$")
+
+
+def _drawable(text: str) -> str:
+    """``text``, with letters that the fonts lack as Python escapes. Matplotlib would draw a box for each, so that names
+    could not be told apart."""
+    from matplotlib import rcParams
+
+    letters = _letters(tuple(rcParams["font.family"]))
+    return "".join(c if ord(c) in letters else c.encode("ascii", "backslashreplace").decode() for c in text)
+
+
+@cache
+def _letters(families: tuple[str, ...]) -> Set[int]:
+    """The code points that the fonts of these families have, and the line break."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    fonts = [get_font(findfont(FontProperties(family=[name]))) for name in families]
+    return frozenset({ord("\n")}).union(*(font.get_charmap() for font in fonts))
+
+
+def plain_ticks(axis: Any) -> None:
+    """Plain numbers at the ticks of a logarithmic axis, once all lines are drawn. Matplotlib's own would read
+    9.8 x 10^-1 where the axis spans less than a decade."""
+    from matplotlib import ticker
+
+    low, high = axis.get_view_interval()
+    subs = (1,) if high > 1000 * low else (1, 2, 5)
+    axis.set_major_locator(ticker.LogLocator(subs=subs) if high > 10 * low else ticker.MaxNLocator(6))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_locator(ticker.NullLocator())
+
+
+def over_rounds(axes: Any) -> None:
+    """Name the axis of rounds, whose ticks are whole numbers."""
+    axes.set_xlabel("rounds")
+    axes.xaxis.get_major_locator().set_params(integer=True)
