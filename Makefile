@@ -31,6 +31,7 @@ test-sweeps: $(STAMP)
 
 # Every benchmark at its smallest.
 test-benchmarks: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt 'lm-eval>=0.4.13,<0.5'
 	$(BIN)/python -m pytest -n auto -m slow tests/benchmarks/test_benchmarks.py
 
 # Every entry of rondo reproduce and every paper's row at its smallest.

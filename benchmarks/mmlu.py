@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,7 @@ def alone(run: Path, names: list[str], folder: Path) -> dict[str, float]:
 
     with tempfile.TemporaryDirectory() as place:
         rondo.export(run, f"{place}/adapter")
-        config = json.loads(Path(place, "adapter", "adapter_config.json").read_text(encoding="utf-8"))
-        base = config["base_model_name_or_path"]
+        base = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))["model"]["name"]
         gguf = next(Path(base).glob("*.gguf")).name
         tokenizer = transformers.AutoTokenizer.from_pretrained(base, gguf_file=gguf)
         model = transformers.AutoModelForCausalLM.from_pretrained(base, gguf_file=gguf, dtype=torch.float32)

@@ -49,9 +49,10 @@ def write_data(folder: Path) -> Path:
     problem = {"entry_point": "plus", "prompt": "def plus(x):\n    '''x and 1'''\n", "canonical_solution": ""}
     problem |= {"task_id": "Own/0", "test": "def check(candidate):\n    assert candidate(1) == 2\n"}
     write_rows(folder / "humaneval" / "test.parquet", [problem])
+    subjects = [subject for subject in ("anatomy", "philosophy", "sociology") for _ in range(5)]
     for split in ("dev", "test"):
         question = {"question": text(5), **{name: text(1) for name in "ABCD"}, "answer": "B"}
-        write_rows(folder / "mmlu" / f"{split}.parquet", [{"subject": "own_subject", **question}] * 5)
+        write_rows(folder / "mmlu" / f"{split}.parquet", [{"subject": s, **question} for s in subjects])
     for name, shape in (("grey", (28, 28)), ("coloured", (32, 32, 3))):
         arrays = {f"x_{s}": _pictures(c, shape) for s, c in (("train", 80), ("test", 20))}
         arrays |= {f"y_{s}": np.arange(c) % 10 for s, c in (("train", 80), ("test", 20))}

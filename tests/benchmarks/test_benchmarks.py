@@ -51,6 +51,7 @@ TABLE = (
     Smallest("floor", "--work W-smallest", MINILM),
     Smallest("floor", "--work W6-smallest"),
     Smallest("floor", "--work W8-smallest"),
+    Smallest("flowertune", "RUN --mmlu DATA/mmlu --every 5 --out out.json", ("lm_eval", *MODEL)),
     Smallest("gpu", "--out out.json", (*MODEL, *MINILM)),
     Smallest(
         "instructions",
