@@ -1,4 +1,4 @@
-"""The command privacy plan."""
+"""The commands privacy plan and privacy rows."""
 
 from __future__ import annotations
 
@@ -59,6 +59,29 @@ def test_noise_of_sites_is_planned_by_the_threshold() -> None:
     assert "warning: above 3 few methods learn" in printed
     fewer = json.loads(invoke(*plan, "--per-round", 4, "--json").output)
     assert (fewer["sites"], fewer["threshold"]) == (4, 3)
+
+
+def test_noise_of_rows_is_planned_as_a_client_counts_it() -> None:
+    """54 rows at 16 to a step are four steps a round, as the account of a client has them."""
+
+    def told(*options: Any) -> Any:
+        return CliRunner().invoke(app, ["privacy", "rows", "--rows", "54", "--rounds", "2", *map(str, options)])
+
+    found = json.loads(told("--noise", 1, "--json").output)
+    assert (found["steps"], found["probability"]) == (4, 16 / 54)
+    assert found["epsilon"] == epsilon(1.0, 16 / 54, 8, 1e-5)
+    assert f"epsilon {found['epsilon']:.3g}" in told("--noise", 1).output
+    wanted = json.loads(told("--epsilon", 3, "--local-steps", 2, "--batch-size", 100, "--json").output)
+    assert (wanted["steps"], wanted["probability"]) == (2, 1.0)
+    assert 2.9 < wanted["epsilon"] <= 3
+    for options, key in (
+        (("--noise", 0.1), "--noise"),
+        (("--noise", 1, "--delta", 0.02), "--delta"),
+        ((), "--epsilon"),
+    ):
+        refused = told(*options)
+        assert refused.exit_code == 2
+        assert f"  {key}: " in refused.stderr
 
 
 @pytest.mark.parametrize(

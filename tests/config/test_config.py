@@ -242,10 +242,13 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (masks(evaluation={"clients_every": 1}), "evaluation.clients_every", "it shows what single clients learned"),
     (masks(evaluation={"local_only": True}), "evaluation.local_only", "it shows what single clients learned"),
     (masks(evaluation={"fine_tune_epochs": 1}), "evaluation.fine_tune_epochs", "it shows what single clients learned"),
+    (masks({"upload_clip": 1.0}), "privacy.upload_clip", 'only secure_aggregation with unit = "example" uses it'),
     (masks({"noise": 1.0}), "privacy.noise", "only differential privacy uses it"),
     (masks({"group": "who"}), "privacy.group", 'only unit = "example" uses it'),
     ({"privacy": {"adversary": "server", "ring": 64}}, "privacy.ring", "only secure_aggregation = true uses it"),
     # privacy of rows
+    (of_rows({"secure_aggregation": True}), "privacy.upload_clip", "clip is of the gradient of a row"),
+    (of_rows({"upload_clip": 1.0}), "privacy.upload_clip", "only secure_aggregation with unit"),
     (of_rows({"clip": "adaptive"}), "privacy.clip", "it follows bits of clients"),
     (of_rows({"noise": 0.0, "budget": 8.0}), "privacy.budget", "without noise epsilon is infinite"),
     (of_rows(clients={"weighting": "examples"}), "clients.weighting", "weights by numbers of rows tell"),
@@ -328,6 +331,19 @@ def test_overrides_are_toml_values_or_plain_strings() -> None:
     assert (config.adapter.r, config.algorithm.name, config.rounds) == (4, "florg", 3)
     assert (config.adapter.target_modules, config.train.lr) == (["query"], 0.01)
     assert raw == {"adapter": {"r": 2}}
+
+
+def test_faulty_value_makes_no_fault_of_the_defaults_of_privacy() -> None:
+    raw = {**of_rows(), "rounds": "x", "partition": {"clients": 3}}
+    assert list(problems(raw)) == ["rounds"]
+
+
+def test_private_run_holds_no_rows_back_unless_it_says_so() -> None:
+    """Their scores would be told to nobody."""
+    for raw in (masks(), of_rows(), shares()):
+        assert load(raw).data.validation_fraction == 0.0
+        assert load({**raw, "data": {"validation_fraction": 0.2}}).data.validation_fraction == 0.2
+    assert load({}).data.validation_fraction > 0
 
 
 @pytest.mark.parametrize("text", ["adapter.r=", "adapter.r = ", "adapter="])

@@ -247,7 +247,15 @@ def test_server_that_lost_its_state_skips_the_round(place: Path, tmp_path: Path)
         {"server": {"optimizer": "adam"}, "clients": {"weighting": "uniform"}},
         {"algorithm": {"name": "fedsvd"}, "privacy": {**MASKED, "clip": 0.01}},
         {
-            "privacy": {**MASKED, "unit": "example", "clip": 0.5, "noise": 1.0, "delta": 1e-5, "debug_seed": 5},
+            "privacy": {
+                **MASKED,
+                "unit": "example",
+                "clip": 0.5,
+                "upload_clip": 5.0,
+                "noise": 1.0,
+                "delta": 1e-5,
+                "debug_seed": 5,
+            },
             "clients": {"weighting": "uniform"},
             "train": {"local_epochs": 1, "batch_size": 4, "max_grad_norm": 0.0},
             "evaluation": {"diagnostics_every": 0},

@@ -326,7 +326,11 @@ def test_plan_is_refused_by_a_site_that_knows_too_few_peers(
     place: Path, trained: tuple[Path, Sums, dict[str, bytes]], tmp_path: Path
 ) -> None:
     for least, voice, allowed in (
-        (2, False, "none: peers.json is not beside this sites keys (rondo federate site peers)"),
+        (
+            2,
+            False,
+            "none before peers.json is taken in: rondo federate site peers peers.json, then start the client again",
+        ),
         (4, True, "sums of 4 sites at least, with 2 others in peers.json"),
     ):
         contract = OPEN.model_copy(update={"training": OPEN.training.model_copy(update={"least_clients": least})})

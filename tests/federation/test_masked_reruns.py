@@ -24,7 +24,7 @@ from rondo.privacy.session import Refused
 from rondo.runs.watching.result import RunResult
 from small_runs import write_rows
 
-ANOTHER = "take another seed: 0 was another run's"
+ANOTHER = "set another seed in the server's configuration: 0 was another run's"
 
 
 class Runs:
@@ -102,7 +102,7 @@ def test_second_run_of_more_rounds_opens_no_sum_in_a_later_attempt(runs: Runs) -
 def test_seed_with_the_same_start_is_the_same_seed(runs: Runs) -> None:
     """torch's generators keep 32 bits of it."""
     runs("first")
-    with pytest.raises(ConfigError, match="take another seed: 4294967296 was another run's"):
+    with pytest.raises(ConfigError, match="4294967296, the same as 0 to a start, was another run's"):
         runs("second", away=["south"], seed=2**32)
     assert len(runs.sums) == 1
 

@@ -32,6 +32,7 @@ from rondo.errors import ConfigError, DiskFailed
 from rondo.federation.plan import Plan
 from rondo.federation.server import remote_run
 from rondo.federation.server.run import resume, serve
+from rondo.federation.server.status import status_lines
 from rondo.federation.site import account
 from rondo.federation.site.contract import Contract
 from rondo.federation.site.ledger import FILE, KEY, Ledger
@@ -96,11 +97,27 @@ def test_key_of_the_noise_is_in_no_letter(folder: Path, tmp_path: Path) -> None:
     clients = {"weighting": "uniform", "sampling": "poisson", "per_round": 2}
     line = DeskLine(folder, tmp_path)
     with line.served():
-        serve(run_of(folder, OF_CLIENTS, clients=clients), listening(folder), run_dir=tmp_path / "run", device="cpu")
+        way = listening(folder)
+        serve(
+            run_of(folder, OF_CLIENTS, clients=clients),
+            way,
+            run_dir=tmp_path / "run",
+            device="cpu",
+            told=line.told.append,
+        )
     key = (tmp_path / "run" / "privacy.key").read_bytes()
     assert {kind for _, kind, *_ in line.heard} >= {"plan", "round"}
     letters = [part for _, _, *parts in line.heard for part in parts]
     assert [part for part in letters if key in part or key.hex().encode() in part.lower()] == []
+    lines = [line for line in line.told if line.startswith("the bits ")]
+    assert len(lines) == 1
+    assert lines[0].startswith("the bits are not those of a simulation, since no seed gives the noise: all have torch ")
+    assert lines[0] in list(status_lines(tmp_path / "run"))
+    # The server's own test file is scored, since no row of a site is here.
+    scores = rondo.evaluate(tmp_path / "run", device="cpu")["test"]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert scores["accuracy"] == summary["after"]["global"]["accuracy"]
+    assert rondo.evaluate(tmp_path / "run" / "adapter", device="cpu")["test"] == scores
 
 
 def test_requests_do_not_tell_how_many_were_drawn(folder: Path, tmp_path: Path) -> None:
@@ -213,10 +230,19 @@ def work(request: Request, run: str = "one", **round: Any) -> bytes:
 @pytest.mark.parametrize(
     ("terms", "privacy", "reason"),
     [
-        ({"require": ["example-dp"]}, None, "protection: none, and its owner allows plans with example-dp"),
-        ({"max_epsilon": 8.0}, None, "protection: none, and its owner allows plans with example-dp"),
-        ({"require": ["example-dp"]}, {"debug_seed": 3}, "protection: none"),
-        ({"require": ["example-dp"]}, {"noise": 0.0}, "protection: none"),
+        (
+            {"require": ["example-dp"]},
+            None,
+            "protection: none (no noise: privacy.unit is not set), and its owner allows plans with example-dp",
+        ),
+        ({"max_epsilon": 8.0}, None, "is not set), and its owner allows plans with example-dp or client-dp"),
+        (
+            {"require": ["example-dp"]},
+            {"debug_seed": 3},
+            "none (no noise that counts: privacy.debug_seed is known to the",
+        ),
+        ({"require": ["example-dp"]}, {"noise": 0.0}, "protection: none (no noise: privacy.noise is 0), and its owner"),
+        ({}, {"delta": 0.5}, "it cannot run the plan as it is: privacy.delta; its owner sees why"),
         ({}, {"noise": 0.1}, "it cannot run the plan as it is: privacy.noise"),
         (
             {"require": ["example-dp", "secure-aggregation"]},

@@ -49,7 +49,7 @@ KINDS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ),
     ),
     "masked sums of rows with noise": (
-        {"adversary": "reader", "secure_aggregation": True, "unit": "example", **NOISE},
+        {"adversary": "reader", "secure_aggregation": True, "unit": "example", "upload_clip": 10.0, **NOISE},
         ("differential privacy of rows, against who reads the released model: epsilon ", MASKS, SIMULATED),
     ),
 }

@@ -325,6 +325,13 @@ def test_option_that_breaks_the_guarantee_is_refused(sections: dict[str, Any], m
     assert message in str(caught.value)
 
 
+def test_delta_that_protects_no_row_is_refused(sources: Path, tmp_path: Path) -> None:
+    of_rows = {"adversary": "server", "unit": "example", "delta": 0.5}
+    config = configured(sources, privacy=of_rows, clients={"sampling": "full", "per_round": None})
+    with pytest.raises(ConfigError, match=r"privacy\.delta: 0\.5 is not below 1 over the \d+ rows of client-0: set it"):
+        rondo.run(config, run_dir=tmp_path / "run", device="cpu")
+
+
 def test_classes_must_be_named(sources: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"task\.labels: the classes would be those of the clients' rows"):
         rondo.run(configured(sources, task={"labels": None}), run_dir=tmp_path / "run", device="cpu")

@@ -24,6 +24,8 @@ def sight(traits: Traits, *, linear: bool) -> Mapping[str, str]:
         masked += ", and of it at most epsilon about a client with client DP"
     client = under("client DP", "at most epsilon about a client", "client DP")
     example = under("example DP", "at most epsilon about a row", "example DP")
+    if "example DP" not in reasons:
+        masked += ". With example DP, at most epsilon about a row, masked or not"
     own = "nothing but its rows"
     if traits.keeps == everything:
         return {

@@ -1,4 +1,4 @@
-"""The command privacy plan."""
+"""The commands privacy plan and privacy rows."""
 
 from __future__ import annotations
 
@@ -49,16 +49,9 @@ def plan(
 ) -> None:
     """Noise for an epsilon, or epsilon for a noise, of privacy.unit = "client"; with --numbers, how loud it is."""
     with user_errors():
-        from rondo.config.rules.privacy import LEAST_NOISE, too_quiet
         from rondo.errors import ConfigError
 
-        if (epsilon is None) == (noise is None):
-            raise ConfigError.at("--epsilon", "give it or --noise, one of the two", "rondo privacy plan")
-        for name, value in (("--epsilon", epsilon), ("--noise", noise)):
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError.at(name, f"{value} is not above 0 and finite: mend it", "rondo privacy plan")
-        if noise is not None and noise < LEAST_NOISE:
-            raise ConfigError.at("--noise", too_quiet(noise), "rondo privacy plan")
+        _check("rondo privacy plan", epsilon, noise)
         if per_round is not None and per_round > clients:
             message = f"{per_round} of {clients} clients: lower it"
             raise ConfigError.at("--per-round", message, "rondo privacy plan")
@@ -92,6 +85,57 @@ def plan(
         if loud_ones:
             among = f" ({loud_ones[0]})" if len(loud_ones) < len(plans) else ""
             print(f"warning: above {_LOUD:g}{among} {_QUIETER}")
+
+
+@privacy.command()
+def rows(
+    rows: Annotated[int, typer.Option(help="training rows of a client, or persons with privacy.group", min=1)],
+    rounds: Annotated[int, typer.Option(help="rounds", min=1)],
+    epsilon: Annotated[float | None, typer.Option(help="find the noise for this epsilon")] = None,
+    noise: Annotated[float | None, typer.Option(help="find epsilon for this noise multiplier")] = None,
+    batch_size: Annotated[int, typer.Option(help="train.batch_size", min=1)] = 16,
+    local_epochs: Annotated[int, typer.Option(help="train.local_epochs", min=1)] = 1,
+    local_steps: Annotated[int | None, typer.Option(help="train.local_steps, in place of epochs", min=1)] = None,
+    delta: Annotated[float, typer.Option(help="delta; below 1 over the rows")] = 1e-5,
+    as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+) -> None:
+    """Noise for an epsilon, or epsilon for a noise, of privacy.unit = "example", for one client."""
+    with user_errors():
+        source = "rondo privacy rows"
+        _check(source, epsilon, noise)
+        from rondo.errors import ConfigError
+        from rondo.privacy import accountant
+        from rondo.privacy.draws import Draws
+
+        if not 0 < delta < 1 / rows:
+            raise ConfigError.at("--delta", f"{delta} is not above 0 and below 1 over {rows} rows: mend it", source)
+        draws = Draws(batch_size, rows)
+        steps = draws.steps(local_steps, local_epochs)
+        if noise is None:
+            assert epsilon is not None
+            noise = accountant.noise_for(epsilon, draws.probability, rounds * steps, delta)
+        found = {"noise": noise, "epsilon": accountant.epsilon(noise, draws.probability, rounds * steps, delta)}
+        if as_json:
+            told = {"rows": rows, "rounds": rounds, "steps": steps, "probability": draws.probability, "delta": delta}
+            print(json.dumps(told | found, indent=2))
+            return
+        chance = f"{rounds} rounds of {steps} steps, each row in a step with probability {draws.probability:.3g}"
+        print(f"{rows} rows, {chance}, delta {delta:g}: noise = {noise:.4g}, epsilon {found['epsilon']:.3g}")
+        print("for methods that train once a round; a method that trains more often spends more (rondo run tells)")
+
+
+def _check(source: str, epsilon: float | None, noise: float | None) -> None:
+    """Raises :class:`ConfigError` unless one of the two is given, and is a number that protects."""
+    from rondo.config.rules.privacy import LEAST_NOISE, too_quiet
+    from rondo.errors import ConfigError
+
+    if (epsilon is None) == (noise is None):
+        raise ConfigError.at("--epsilon", "give it or --noise, one of the two", source)
+    for name, value in (("--epsilon", epsilon), ("--noise", noise)):
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError.at(name, f"{value} is not above 0 and finite: mend it", source)
+    if noise is not None and noise < LEAST_NOISE:
+        raise ConfigError.at("--noise", too_quiet(noise), source)
 
 
 def _planned(

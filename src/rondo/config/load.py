@@ -146,7 +146,7 @@ def _despite(problems: Sequence[Problem], raw: Mapping[str, Any]) -> list[Proble
     its place could cause a fault of its own."""
     faulty = {p.path.partition(".")[0] for p in problems}
     try:
-        rest = RunConfig.model_validate({k: v for k, v in raw.items() if k not in faulty})
+        rest = with_private_defaults(RunConfig.model_validate({k: v for k, v in raw.items() if k not in faulty}))
     except pydantic.ValidationError:
         return []
     return [p for p in [*cross_checks(rest), *missing_files(rest)] if p.path.partition(".")[0] in raw.keys() - faulty]

@@ -178,6 +178,9 @@ class PrivacyConfig(Section):
     """Largest Euclidean norm of what one unit adds: the difference of a client's upload from that of a client that
     learned nothing, or the gradient of a row. ``"adaptive"`` follows the median norm, from 0.1 on, by a step of 10 %
     per round at most, with ``unit = "client"``; its noise is within ``noise``."""
+    upload_clip: Annotated[float, Field(gt=0)] | None = None
+    """Largest Euclidean norm of the change in an upload, with ``secure_aggregation`` and ``unit = "example"``, where
+    ``clip`` is of the gradient of a row. Longer ones are shortened."""
     noise: Annotated[float, Field(ge=0)] | None = None
     """The noise multiplier z: the noise in the sum has a standard deviation of z times ``clip``. At least 0.2,
     or 0 for none. ``rondo privacy plan`` finds it for an epsilon. With ``adversary = "server"`` and ``unit = "client"``
@@ -355,6 +358,14 @@ class RunConfig(Section):
         return self.privacy.unit == "client" or self.privacy.secure_aggregation
 
     @property
+    def largest_change(self) -> float:
+        """The largest norm of the change in a masked upload."""
+        privacy = self.privacy
+        largest = privacy.upload_clip if privacy.unit == "example" else privacy.clip
+        assert isinstance(largest, float)
+        return largest
+
+    @property
     def secret_turnout(self) -> bool:
         """Whether nobody but the server may learn how many clients take part in a round: with one client more or less
         that number changes, and nobody adds noise to it."""
@@ -364,6 +375,11 @@ class RunConfig(Section):
     def shares_noise(self) -> bool:
         """Whether each site adds a share of the noise to its masked upload."""
         return self.privacy.unit == "client" and self.privacy.secure_aggregation
+
+    @property
+    def draws_noise(self) -> bool:
+        """Whether there is noise that no seed gives: then no run has the bits of another one."""
+        return self.privacy.unit is not None and bool(self.privacy.noise) and self.privacy.debug_seed is None
 
     @property
     def has_factors(self) -> bool:

@@ -22,18 +22,18 @@ def fixed_point(config: RunConfig, population: int) -> FixedPoint | None:
     privacy = config.privacy
     if not privacy.secure_aggregation:
         return None
-    assert isinstance(privacy.clip, float)
-    count, noise = most(config.clients, population), ""
+    largest, count, noise = config.largest_change, most(config.clients, population), ""
     try:
         if not config.shares_noise:
-            return FixedPoint.of(privacy.ring, privacy.clip, count)
+            return FixedPoint.of(privacy.ring, largest, count)
         assert privacy.noise is not None
         noise = f" and noise of {privacy.noise:g} times that"
-        return NoiseShare.of(privacy.ring, privacy.clip, count, privacy.noise, privacy.colluding).points
+        return NoiseShare.of(privacy.ring, largest, count, privacy.noise, privacy.colluding).points
     except ValueError:
-        message = f"{count} changes of norm {privacy.clip:g}{noise} leave fewer than {LEAST_FRACTION} fractional bits"
+        message = f"{count} changes of norm {largest:g}{noise} leave fewer than {LEAST_FRACTION} fractional bits"
         otherwise = "set privacy.ring = 64, or lower it" if privacy.ring == 32 else "lower it"
-        raise ConfigError.at("privacy.clip", f"{message} in {privacy.ring} bits: {otherwise}") from None
+        key = "privacy.upload_clip" if privacy.unit == "example" else "privacy.clip"
+        raise ConfigError.at(key, f"{message} in {privacy.ring} bits: {otherwise}") from None
 
 
 def noise_share(config: RunConfig, population: int) -> NoiseShare | None:

@@ -21,13 +21,16 @@ def differences(server: Environment, site: Environment) -> dict[str, str]:
     return {key: site.get(key, "") for key in server if site.get(key, "") != server[key]}
 
 
-def said(server: Environment, sites: Mapping[str, Environment]) -> str:
-    """Whether the bits are those of a simulation, as a line. ``sites``: the :func:`differences` of each site."""
+def said(server: Environment, sites: Mapping[str, Environment], *, noise: bool = False) -> str:
+    """Whether the bits are those of a simulation, as a line. ``sites``: the :func:`differences` of each site.
+    ``noise``: whether there is noise that no seed gives."""
     others = {name: differing for name, differing in sites.items() if differing}
+    are = "are not those of a simulation, since no seed gives the noise" if noise else "are those of a simulation"
     if not others:
-        return f"the bits are those of a simulation: all have {_listed(server)}"
+        return f"the bits {are}: all have {_listed(server)}"
     shown = "; ".join(f"{name} has {_listed(differing)}" for name, differing in sorted(others.items()))
-    return f"the bits may not be those of a simulation: the server has {_listed(server)}; {shown}"
+    may = are if noise else "may not be those of a simulation"
+    return f"the bits {may}: the server has {_listed(server)}; {shown}"
 
 
 def _listed(environment: Environment) -> str:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rondo.config.inputs import AT_SITES
+from rondo.config.schema import RunConfig
 from rondo.data.client_rows import other_rows
 from rondo.data.files.tables import Table
 from rondo.errors import ConfigError, headed
@@ -15,6 +17,7 @@ from rondo.params import Params
 from rondo.results.reopen import handed_over, is_result, reopen
 from rondo.runs.assemble import Assembly, assemble
 from rondo.runs.samples import predictor
+from rondo.runs.storage.directory import RunDirectory
 from rondo.tasks.task import Example
 
 _DATA = "--data"
@@ -54,9 +57,12 @@ def evaluate(
     if is_result(path):
         if client is not None:
             raise ConfigError.at("--client", _ONE_MODEL)
+        data = _tests_of(handed_over(path, check_paths=False, allow_code=allow_code, source=_SOURCE).config, data)
         with_rows = data is None
         model = _handed_over(path, device, with_rows=with_rows, allow_code=allow_code, allow_changed=allow_changed)
         return _on_tests(model, data, generate)
+    if client is None:
+        data = _tests_of(RunDirectory.open(path).config(), data)
     rows = ["test_examples_sha256", "more_tests", *(() if client is None else ("examples_sha256", "clients_sha256"))]
     if data is not None:
         rows = []
@@ -70,6 +76,11 @@ def evaluate(
         rows_of_client = population.own_rows(population.members[client])
         result["own_test" if population.tested_at_clients else "validation"] = _scored(model, rows_of_client, generate)
     return result
+
+
+def _tests_of(config: RunConfig, data: str | Path | Table | None) -> str | Path | Table | None:
+    """``data``; of a federation, whose rows are at its sites, the server's own test file in its place."""
+    return config.data.test_source if data is None and config.data.clients_from == AT_SITES else data
 
 
 _SOURCE = "rondo evaluate"

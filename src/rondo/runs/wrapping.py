@@ -104,7 +104,7 @@ def _refused(config: RunConfig, algorithm: Algorithm[Any]) -> Iterator[Problem]:
     """Options of the run that ``algorithm`` refuses (:mod:`rondo.algorithms.compatible`), with the reason."""
     name, linear = config.algorithm.name, algorithm.linear
     reasons = refused(algorithm.traits, linear=linear)
-    for option, key, otherwise in _asked(config):
+    for option, key, otherwise in _asked(config, algorithm):
         if option in reasons:
             yield Problem(key, f"{name}: {reasons[option]}; {otherwise}")
     sends = algorithm.traits.keeps != everything
@@ -112,7 +112,7 @@ def _refused(config: RunConfig, algorithm: Algorithm[Any]) -> Iterator[Problem]:
         yield from (_no_gradient_step if algorithm.traits.least_squares else _not_plain_sgd)(config)
 
 
-def _asked(config: RunConfig) -> Iterator[tuple[Option, str, str]]:
+def _asked(config: RunConfig, algorithm: Algorithm[Any]) -> Iterator[tuple[Option, str, str]]:
     """The options that the run asks of its method, with the key and what to do where it is refused."""
     for key in ("ranks", "bytes_budget"):
         if getattr(config.clients, key) is not None:
@@ -127,7 +127,9 @@ def _asked(config: RunConfig) -> Iterator[tuple[Option, str, str]]:
     if config.server.optimizer != "none":
         yield "server optimizer", "server.optimizer", otherwise
     privacy = config.privacy
-    elsewhere = "remove it, or take another method (rondo list --compat)"
+    elsewhere = "take another method (rondo list --compat), or remove it"
+    if getattr(algorithm, "sketch", None) == 0:
+        elsewhere = f"set algorithm.sketch, for instance to 32 (docs/privacy.md), {elsewhere}"
     if config.shares_noise:
         yield "client DP, masked", "privacy.unit", elsewhere
     elif privacy.unit is not None:

@@ -126,6 +126,13 @@ def test_names_do_not_reach_the_terminal_as_control(terminal: bool) -> None:
         assert character not in text
 
 
+def test_skipped_round_says_why_most_clients_failed() -> None:
+    failed = [
+        {"client": c, "reason": "refused", "detail": d} for c, d in zip("abc", ("two", "one", "two"), strict=True)
+    ]
+    assert "min_clients is 2 (refused: two), 1.0 kB up" in round_line({**SKIPPED, "failed": failed}, 2)
+
+
 def test_no_terminal_gets_a_line_per_round() -> None:
     assert shown("client-1", terminal=False).splitlines() == [
         "round 1 of 2: 2 clients, 1 failed, skipped: 1 uploads, min_clients is 2, 1.0 kB up, 500 B down, 1.2 s",

@@ -22,12 +22,15 @@ def too_quiet(noise: float) -> str:
 
 
 def with_private_defaults(config: RunConfig) -> RunConfig:
-    """``config`` with the defaults of ``[train]`` that ``unit = "example"`` needs, so that a run's own file, which has
-    every key, says them."""
-    if config.privacy.unit != "example":
-        return config
-    left = {key: value for key, value in _OFF.items() if key not in config.train.model_fields_set}
-    return config.model_copy(update={"train": config.train.model_copy(update=left)})
+    """``config`` with the defaults that ``[privacy]`` needs, so that a run's own file, which has every key, says them:
+    no rows held back for scores that nobody would be told, and those of ``[train]`` with ``unit = "example"``."""
+    privacy, data, train = config.privacy, config.data, config.train
+    if privacy.adversary is not None and "validation_fraction" not in data.model_fields_set:
+        data = data.model_copy(update={"validation_fraction": 0.0})
+    if privacy.unit == "example":
+        left = {key: value for key, value in _OFF.items() if key not in train.model_fields_set}
+        train = train.model_copy(update=left)
+    return config.model_copy(update={"data": data, "train": train})
 
 
 def privacy_checks(config: RunConfig) -> Iterator[Problem]:
@@ -69,6 +72,10 @@ def _unused(privacy: PrivacyConfig) -> Iterator[Problem]:
                 yield Problem(f"privacy.{key}", 'only differential privacy uses it: set unit = "client" or "example"')
     if privacy.group is not None and privacy.unit != "example":
         yield Problem("privacy.group", 'only unit = "example" uses it: set unit, or remove it')
+    of_rows = privacy.unit == "example" and privacy.secure_aggregation
+    if privacy.upload_clip is not None and not of_rows:
+        message = 'only secure_aggregation with unit = "example" uses it: set clip, or remove it'
+        yield Problem("privacy.upload_clip", message)
     if privacy.ring != PrivacyConfig().ring and not privacy.secure_aggregation:
         yield Problem("privacy.ring", "only secure_aggregation = true uses it: set that, or remove it")
     shared = privacy.unit == "client" and privacy.secure_aggregation
@@ -151,6 +158,9 @@ def _of_sums(config: RunConfig) -> Iterator[Problem]:
     if privacy.clip is None and privacy.unit is None:
         message = "numbers in a sum need a bound: set it to the largest norm of an upload's change, for instance 10.0"
         yield Problem("privacy.clip", message)
+    if privacy.upload_clip is None and privacy.unit == "example":
+        message = "numbers in a sum need a bound, and clip is of the gradient of a row: set it to the largest norm of "
+        yield Problem("privacy.upload_clip", message + "the change in an upload, for instance 10.0")
     for key in ("max_norm", "max_examples"):
         if getattr(admission, key) is not None:
             yield Problem(f"admission.{key}", "the server cannot look into an upload: remove it")

@@ -37,7 +37,10 @@ def content(path: Path, largest: int = _LARGEST) -> bytes:
             raise ConfigError.at(str(path), f"{amount}, too large; put the right file in its place")
         return path.read_bytes()
     except FileNotFoundError:
-        message = "no such file; name the folder of keys that has it (rondo federate keys make writes them)"
+        message = (
+            "no such file; name the folder of keys that has it (rondo federate keys make writes them; peers.json comes "
+            "from rondo federate sites peers)"
+        )
         raise ConfigError.at(str(path), message) from None
     except OSError as error:
         raise ConfigError.at(str(path), f"cannot be read: {error.strerror}; mend its owner or mode") from None

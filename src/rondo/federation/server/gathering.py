@@ -96,9 +96,11 @@ def gather(
     count, needed = waiting.count, config.clients.min_clients if by_user else len(clients)
     if count < needed:
         rule = f"clients.min_clients is {needed}" if by_user else "all must, as clients.min_clients is not set"
-        fewer = f"; clients.min_clients = {count} goes on with fewer" if count else ""
+        least = 2 if config.privacy.secure_aggregation else 1
+        fewer = f"; clients.min_clients = {count} goes on with fewer" if count >= least else ""
         take = "takes" if count == 1 else "take"
-        message = f"after {seconds:g} s {count} of {len(clients)} clients {take} part, and {rule}: wait longer{fewer}"
+        remedy = "mend what the sites refuse" if waiting.settled else "wait longer"
+        message = f"after {seconds:g} s {count} of {len(clients)} clients {take} part, and {rule}: {remedy}{fewer}"
         raise ConfigError([Problem("--wait", message), *_missing(sites, clients).values()])
 
 
@@ -116,6 +118,11 @@ class _Waiting:
         """The number of clients that take part."""
         return len(self._clients.keys() & set(self._sites.present()))
 
+    @property
+    def settled(self) -> bool:
+        """Whether every site has answered."""
+        return all(state in ("takes part", "refuses") for state, _ in self._sites.states().values())
+
     def tell(self) -> bool:
         """Tell of the sites if their states have changed, not too often. Always False: the wait goes on."""
         line = self._line()
@@ -127,9 +134,8 @@ class _Waiting:
     def _line(self) -> str:
         missing = [f"{p.path} {p.message}" for p in _missing(self._sites, self._clients).values()]
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
-        states, count = [state for state, _ in self._sites.states().values()], self.count
-        start = "waiting for"
-        if count < self._needed and all(state in ("takes part", "refuses") for state in states):
+        start, count = "waiting for", self.count
+        if count < self._needed and self.settled:
             start = f"all sites have answered, and too few take part; waiting on, up to {self._seconds:g} s in all, for"
         take = "takes" if count == 1 else "take"
         return f"{start} {len(self._clients)} clients; {count} {take} part, {', '.join(missing[:_SHOWN])}{more}"

@@ -91,12 +91,12 @@ class Record:
                 return None
             with suppress(OSError):  # for people; the run does not need it
                 self.write()
-            return self.bits if differing else None
+            return self.bits() if differing else None
 
-    @property
-    def bits(self) -> str:
-        """Whether the bits are those of a simulation, as a line."""
-        return environment.said(self.server, self.sites)
+    def bits(self, *, noise: bool = False) -> str:
+        """Whether the bits are those of a simulation, as a line. ``noise``: whether there is noise that no seed
+        gives."""
+        return environment.said(self.server, self.sites, noise=noise)
 
     def enrol(self, sites: Sequence[Enrolled], changes: Sequence[str] = ()) -> None:
         """Note the sites of the run, and the changes of the roster that led to them."""

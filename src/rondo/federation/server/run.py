@@ -103,7 +103,7 @@ def serve(
             def prepare(directory: RunDirectory) -> None:
                 _keep(record, sites, directory)
                 saved.path = directory.path
-                told(record.bits)
+                told(record.bits(noise=settings.draws_noise))
 
             seen = Attendance(observer, sites.standings, clients)
             return launch.start(assembly, run_dir, Onlooker(seen, stop, began), prepare)

@@ -47,7 +47,7 @@ def spent(folder: Path, delta: float = 1e-5) -> Iterator[str]:
     for file, runs, epsilon in Ledger(folder, {}).accounts(delta):
         many = "run" if runs == 1 else "runs"
         told = f"epsilon {epsilon:.3g} at delta {delta:g}"
-        yield f"rows {file}, private in {runs} {many}: {told}, with all that was spent on rows among them"
+        yield f"rows {file}, private in {runs} {many}: {told}, with all private runs on rows among them"
 
 
 def letters(lines: Iterable[AuditLine]) -> Iterator[str]:

@@ -76,9 +76,10 @@ class Opened:
         """The record of the seed, which is this run's. Raises :class:`Refused`."""
         own: dict[str, Any] = known["seeds"].setdefault(str(self.seed % _SEEDS), {"run": self.run})
         if own["run"] != self.run:
+            same = "" if self.seed < _SEEDS else f", the same as {self.seed % _SEEDS} to a start,"
             message = (
-                f"take another seed: {self.seed} was another run's, and the difference of two sums of one seed can "
-                "tell what one site sent"
+                f"set another seed in the server's configuration: {self.seed}{same} was another run's, and the "
+                "difference of two sums of one seed can tell what one site sent"
             )
             raise Refused("opened", message)
         return own

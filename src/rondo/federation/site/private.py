@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rondo.config.schema import RunConfig
 from rondo.engine.expected_upload import private_steps, trial_fits
@@ -36,7 +36,8 @@ def of_plan(config: RunConfig, allowed: PrivacyTerms) -> Iterator[Term]:
         if allowed.max_epsilon is not None and own.isdisjoint(words):
             words.append("example-dp or client-dp")
         told = f"plans with {' and '.join(words)}" if words else "any"
-        yield Term("protection", ", ".join(has) or "none", told, set(allowed.require) <= set(has) and enough)
+        plan_has = (", ".join(has) or "none") + _without(config, has)
+        yield Term("protection", plan_has, told, set(allowed.require) <= set(has) and enough)
     if config.privacy.unit == "example":
         asked, column = config.privacy.group, allowed.persons
         words_of = "rows as units" if column is None else f"persons as units: privacy.group = {column}"
@@ -44,6 +45,20 @@ def of_plan(config: RunConfig, allowed: PrivacyTerms) -> Iterator[Term]:
     if config.shares_noise:
         least, most = allowed.least_colluding, config.privacy.colluding
         yield Term("sites that may collude", str(most), f"plans that count on {least} at least", most >= least)
+
+
+def _without(config: RunConfig, has: Sequence[str]) -> str:
+    """The reason why a plan has no noise that a site counts; empty where it has some."""
+    privacy = config.privacy
+    if "example-dp" in has or "client-dp" in has:
+        return ""
+    if privacy.unit is None:
+        return " (no noise: privacy.unit is not set)"
+    if not privacy.noise:
+        return " (no noise: privacy.noise is 0)"
+    if privacy.debug_seed is not None:
+        return " (no noise that counts: privacy.debug_seed is known to the server)"
+    return " (the server adds the noise, not this site)"
 
 
 def of_training(

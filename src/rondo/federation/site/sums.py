@@ -43,7 +43,8 @@ def of_sum(config: RunConfig, contract: Contract, voice: Voice | None) -> Iterat
         least = max(2, contract.training.least_clients)
         allowed = f"sums of {least} sites at least, with {known} others in peers.json"
         if voice is None:
-            allowed = "none: peers.json is not beside this site's keys (rondo federate site peers)"
+            command = "rondo federate site peers peers.json"
+            allowed = f"none before peers.json is taken in: {command}, then start the client again"
         yield Term("masked sum", "of the sites that are ready", allowed, known + 1 >= least)
 
 
@@ -178,7 +179,9 @@ class Sums:
         self._save(replace(attempt, session=session))
         for client in attempt.clients:
             self._state.forget(client)
-        self.told(f"round {asked.attempt + 1}: the sum of {len(asked.unmask.members)} sites is opened")
+        count = len(asked.unmask.members)
+        bare = ": the other of the two knows what this one sent" if count == 2 and not self.config.shares_noise else ""
+        self.told(f"round {asked.attempt + 1}: the sum of {count} sites is opened{bare}")
         sites = asked.unmask.members
         return _Answered(masked.encode_shares(given, sites), "shares", {"sites": sites})
 
@@ -278,9 +281,8 @@ class Sums:
         return NoiseShare(self._points(attempt), privacy.noise, privacy.colluding)
 
     def _points(self, attempt: Attempt) -> FixedPoint:
-        clip, terms = self.config.privacy.clip, attempt.session.terms
-        assert isinstance(clip, float)
-        return FixedPoint(terms.ring, terms.fraction, clip)
+        terms = attempt.session.terms
+        return FixedPoint(terms.ring, terms.fraction, self.config.largest_change)
 
     def _now(self) -> Attempt | None:
         if not self._loaded:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
@@ -27,7 +28,8 @@ def round_line(record: Mapping[str, Any], rounds: int) -> str:
     if record["failed"]:
         parts.append(f"{len(record['failed'])} failed")
     if record["skipped"]:
-        parts.append(f"skipped: {record['skipped']}")
+        whys = Counter(f"{f['reason']}: {f['detail']}" for f in record["failed"] if f.get("detail"))
+        parts.append(f"skipped: {record['skipped']}" + "".join(f" ({why})" for why, _ in whys.most_common(1)))
     parts += measured(record)
     if "epsilon" in record:
         epsilon = "infinite" if record["epsilon"] is None else f"{record['epsilon']:.3g}"
