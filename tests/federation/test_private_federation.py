@@ -113,6 +113,11 @@ def test_key_of_the_noise_is_in_no_letter(folder: Path, tmp_path: Path) -> None:
     assert len(lines) == 1
     assert lines[0].startswith("the bits are not those of a simulation, since no seed gives the noise: all have torch ")
     assert lines[0] in list(status_lines(tmp_path / "run"))
+    guarantee = "differential privacy of clients, against who reads the released model: epsilon "
+    assert len([said for said in status_lines(tmp_path / "run") if said.startswith(guarantee)]) == 1
+    sites = [said for said in line.told if "protection: " in said]
+    assert len(sites) == 2
+    assert all(s.endswith("noise of the server alone, against who reads the released model") for s in sites)
     # The server's own test file is scored, since no row of a site is here.
     scores = rondo.evaluate(tmp_path / "run", device="cpu")["test"]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

@@ -382,7 +382,7 @@ def _best_at_clients(config: RunConfig, algorithm: Algorithm[Any], population: P
 
 
 def _must_protect(config: RunConfig, population: Population) -> None:
-    """Raises :class:`ConfigError` where ``delta`` protects no unit of a client, since telling all of one keeps to it."""
+    """Raises :class:`ConfigError` where ``delta`` protects no row of a client, since telling all of one keeps to it."""
     privacy = config.privacy
     if privacy.unit != "example" or privacy.delta is None:
         return

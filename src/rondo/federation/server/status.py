@@ -31,6 +31,8 @@ def status_lines(run_dir: Path) -> Iterator[str]:
         up, down = (sum(r[key] for r in history) for key in ("bytes_up", "bytes_down"))
         parts = [f"{last['clients']} clients", *measured(last), f"{last['seconds']:.1f} s"]
         yield f"last round: {', '.join(parts)}; in all {human_bytes(up)} up, {human_bytes(down)} down"
+        if "guarantee" in last:
+            yield last["guarantee"]
         for failure in last["failed"]:
             yield f"  without {failure['client']}: {failure['reason']}: {failure['detail']}"
     for change in about.changes:

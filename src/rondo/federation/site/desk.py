@@ -28,7 +28,7 @@ from rondo.federation.environment import here
 from rondo.federation.identity.peers import Voice
 from rondo.federation.letter import SUMS
 from rondo.federation.plan import Consent, End, NotAPlan, Plan
-from rondo.federation.site import audit, terms
+from rondo.federation.site import audit, private, terms
 from rondo.federation.site.audit import Audit, Unwritten
 from rondo.federation.site.contract import Contract
 from rondo.federation.site.disk import Disk
@@ -203,6 +203,8 @@ class Desk:
             self._sums = sums
             self._plan, self._run = digest, plan.run
             durable.write(self.folder / _PLAN, plan.encode())
+            for line in private.said(offer.assembly.config):
+                self.told(line)
             self.told("ready: " + ", ".join(f"{name} ({count} examples)" for name, count in offer.examples.items()))
         clients = {name: len(party.member.train) for name, party in self.parties.items()}
         return Consent(clients, environment=here())

@@ -26,6 +26,13 @@ def protections(config: RunConfig) -> list[str]:
     return [name for name in there if there[name]]
 
 
+def said(config: RunConfig) -> Iterator[str]:
+    """The protections of a plan and their adversary, to the site's owner."""
+    if config.privacy.adversary is not None:
+        against = {"reader": "who reads the released model", "server": "the server too"}[config.privacy.adversary]
+        yield f"protection: {', '.join(protections(config)) or 'noise of the server alone'}, against {against}"
+
+
 def of_plan(config: RunConfig, allowed: PrivacyTerms) -> Iterator[Term]:
     """The terms that show without rows."""
     has = protections(config)
