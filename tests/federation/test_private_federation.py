@@ -291,7 +291,11 @@ def test_site_spends_by_its_own_account_over_runs(plan: Plan, request_: Request,
     for attempt in range(4):
         assert Reply.decode(here.answer("round", work(request_, skipped=attempt))).upload
     assert f"ann: epsilon {spent(16):.3g} of {limit:g} at delta 1e-05, over all runs on these rows" in told
-    assert "epsilon of ann: more" in asked(here, private(plan, "two")).refused
+    refused = asked(here, private(plan, "two")).refused
+    assert "epsilon of ann: more" in refused
+    own = f"{spent(16):.3g} spent by other runs, {spent(32):.3g} after all rounds of this one"
+    assert f"epsilon of ann: {own}; {limit:g} at delta 1e-05, over all runs on the same rows" in told
+    assert f"{spent(16):.3g}" not in refused  # the ledger is the owner's
     # The same round twice, as after a crash, is other noise and spends again.
     assert not asked(here, private(plan)).refused
     for more in (True, True, False):

@@ -174,7 +174,12 @@ def print_offer(offer: Any) -> None:
     for column in ("", "the plan asks", "the contract allows", ""):
         table.add_column(column, overflow="fold")
     for term in offer.terms:
-        table.add_row(visible(term.subject), visible(term.asked), visible(term.allowed), "" if term.kept else "REFUSED")
+        table.add_row(
+            visible(term.subject),
+            visible(term.own or term.asked),
+            visible(term.allowed),
+            "" if term.kept else "REFUSED",
+        )
     console = plain_console()
     console = console if console.is_terminal else plain_console(width=250)
     print(f"\nrun {visible(offer.plan.run)}")

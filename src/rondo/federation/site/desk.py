@@ -192,6 +192,9 @@ class Desk:
         if plan.labels is None or digest != self._plan:
             self.told(f"run {plan.run}: a plan has come; reading it")
             offer = self.joining.offer(plan)
+            for term in offer.terms:
+                if term.own:
+                    self.told(f"{term.subject}: {term.own}; {term.allowed}")
             if (reason := terms.refusal(offer.terms)) is not None:
                 raise Declined(reason)
             sums = None if offer.assembly is None else self._masked_sums(plan, offer.assembly.config)

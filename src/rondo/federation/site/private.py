@@ -76,9 +76,12 @@ def of_training(
     if allowed.max_epsilon is None:
         return
     for name, steps in _steps(config, assembly, ledger):
-        kept = ledger.epsilon(name, allowed.delta, steps, apart_from=run) <= allowed.max_epsilon
+        spent = ledger.epsilon(name, allowed.delta, apart_from=run)
+        after = ledger.epsilon(name, allowed.delta, steps, apart_from=run)
+        kept = after <= allowed.max_epsilon
         words = f"{allowed.max_epsilon:g} at delta {allowed.delta:g}, over all runs on the same rows"
-        yield Term(f"epsilon of {name}", "within" if kept else "more, after all rounds", words, kept)
+        own = f"{spent:.3g} spent by other runs, {after:.3g} after all rounds of this one"
+        yield Term(f"epsilon of {name}", "within" if kept else "more, after all rounds", words, kept, own)
 
 
 def _steps(config: RunConfig, assembly: Assembly, ledger: Ledger) -> Iterator[tuple[str, Steps]]:

@@ -16,6 +16,8 @@ class Term:
     """The contract's word on it."""
     kept: bool = True
     """Whether the wish is within the contract."""
+    own: str = ""
+    """Figures about it that the site's owner alone is told."""
 
     @property
     def reason(self) -> str:
