@@ -20,6 +20,7 @@ from rondo.cli import app, federate_site, process
 from rondo.cli.federate_site import by_hand
 from rondo.cli.process import stoppable, user_errors
 from rondo.errors import ConfigError, RunStopped, StopRequested
+from rondo.federation.site.term import Term
 
 
 @pytest.mark.parametrize(
@@ -86,11 +87,16 @@ def test_owner_is_asked_at_a_terminal_only(
     stdin = SimpleNamespace(isatty=lambda: terminal, readline=lambda: line)
     monkeypatch.setattr(federate_site.sys, "stdin", stdin)
     monkeypatch.setattr(federate_site.select, "select", lambda readers, *_: (readers, [], []))
-    term = SimpleNamespace(subject="rank", asked="9", allowed="8 at most", kept=False)
-    offer = SimpleNamespace(plan=SimpleNamespace(run="r1"), terms=[term], leaving=["factors of ann"])
+    terms = [
+        Term("rank", "9", "8 at most", kept=False),
+        Term("client-level epsilon", "within it", "8 at most", own="3 of 8 spent"),
+    ]
+    offer = SimpleNamespace(plan=SimpleNamespace(run="r1"), terms=terms, leaving=["factors of ann"])
     assert by_hand(threading.Event())(offer) == consents
     told = capsys.readouterr()
     assert "REFUSED" in told.out
+    assert "3 of 8 spent" in told.out
+    assert "within it" not in told.out
     assert "factors of ann" in told.out
     assert ("take part in this run" in told.out) == terminal
     assert ("nobody can be asked" in told.err) == (not terminal)
