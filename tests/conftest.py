@@ -156,10 +156,10 @@ def logits_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
 
 @pytest.fixture
 def bf16(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """Sets whether the processor multiplies bfloat16 itself."""
+    """Sets whether the processor multiplies bfloat16 faster than float32."""
     from rondo.models.kernels import precision
 
-    return lambda has: monkeypatch.setattr(precision, "native_bf16", lambda: has)
+    return lambda has: monkeypatch.setattr(precision, "faster_bf16", lambda: has)
 
 
 @pytest.fixture

@@ -231,9 +231,9 @@ class TrainConfig(Section):
     max_grad_norm: Annotated[float, Field(ge=0), BeforeValidator(_zero_if_none)] = 1.0
     """Norm to which each client's gradient is clipped; 0 means no clipping."""
     precision: Literal["exact", "fast"] = "fast"
-    """``"exact"`` computes in float32 throughout. ``"fast"`` keeps the frozen layers in bfloat16 if the hardware
-    multiplies it, and is otherwise the same. Networks that are trained whole stay in float32; those with convolutions
-    or wide linear layers multiply in bfloat16 with ``"fast"``."""
+    """``"exact"`` computes in float32 throughout. ``"fast"`` keeps the frozen layers in bfloat16 where the
+    hardware is faster in it, and is otherwise the same. Networks that are trained whole stay in float32; those with
+    convolutions or wide linear layers multiply in bfloat16 with ``"fast"``."""
     length_grouping: bool = True
     """Batch rows of similar length, which saves padding."""
     packing: bool = True

@@ -47,13 +47,13 @@ def _threads(threads: int) -> Iterator[Finding]:
 def _bfloat16() -> Finding:
     import torch
 
-    from rondo.models.kernels.precision import native_bf16
+    from rondo.models.kernels.precision import faster_bf16
 
     level = torch.backends.cpu.get_cpu_capability()
-    if not native_bf16():
-        return Finding("processor", "ok", f'{level}, no native bfloat16: precision = "fast" is the same as "exact"')
+    if not faster_bf16():
+        return Finding("processor", "ok", f'{level}, bfloat16 is no faster: precision = "fast" is as "exact"')
     gain = _seconds(torch.float32) / _seconds(torch.bfloat16)
-    text = f"{level}, native bfloat16, {gain:.1f} times as fast as float32"
+    text = f"{level}, bfloat16 {gain:.1f} times as fast as float32"
     if gain < 1:
         return Finding("processor", "note", text, 'precision = "exact" in [train] may be faster; time both')
     return Finding("processor", "ok", text)

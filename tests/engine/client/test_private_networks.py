@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from rondo.config.inputs import GIVEN
 from rondo.config.schema import PrivacyConfig
 from rondo.engine.client import private_step
 from rondo.engine.client.trainer import CohortTrainer
-from rondo.models.kernels.precision import native_bf16
 from rondo.params import Params, add_client_axis
 from rondo.runs.assemble import Assembly, assemble
 from rondo.runs.given import Given
@@ -131,9 +130,9 @@ def of_text(sources: Path, **changes: Any) -> Assembly:
     return assemble(load(settings(sources / "bert", **{**sections, **changes})), "cpu")
 
 
-@pytest.mark.skipif(not native_bf16(), reason="this processor does not multiply bfloat16")
-def test_base_in_bfloat16(sources: Path) -> None:
+def test_base_in_bfloat16(sources: Path, bf16: Callable[[bool], None]) -> None:
     """A row's products are rounded as in a batch of others, to the 8 bits of bfloat16."""
+    bf16(True)
     assembly = of_text(sources, train={"precision": "fast"})
     assert any(p.dtype == torch.bfloat16 for p in assembly.model.network.module.parameters())
     assert largest_difference(assembly) < 1e-2

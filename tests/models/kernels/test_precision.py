@@ -219,11 +219,11 @@ def test_heads_keep_their_forward_and_adapters_their_hook() -> None:
         (False, "AuthenticAMD", True),
     ],
 )
-@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("faster", [True, False])
 def test_kernels_chosen_for_a_processor(
-    native: bool, has: bool, vendor: str, mkl: bool, monkeypatch: pytest.MonkeyPatch
+    faster: bool, has: bool, vendor: str, mkl: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = "avx512_bf16" if native else "avx512f"
+    flags = "avx512_bf16 amx_bf16" if faster else "avx512f"
     processor = f"processor : 0\nvendor_id : {vendor}\nflags : fpu {flags}\n"
     monkeypatch.setattr(precision.Path, "read_text", lambda _, encoding: processor)
     monkeypatch.setattr(precision, "has_onednn", lambda: has)
@@ -232,9 +232,9 @@ def test_kernels_chosen_for_a_processor(
     by_onednn = has and not (vendor == "GenuineIntel" and mkl)
     assert exact == Kernels(torch.float32, "onednn" if by_onednn else "torch", "torch")
     fast = choose("fast", CPU)
-    assert fast.dtype is (torch.bfloat16 if native else torch.float32)
-    assert (fast.reason is None) == native
-    if not native:
+    assert fast.dtype is (torch.bfloat16 if faster else torch.float32)
+    assert (fast.reason is None) == faster
+    if not faster:
         assert (fast.linear, fast.attention) == (exact.linear, exact.attention)
         assert "bfloat16" in str(fast.reason)
     quantised = choose("fast", CPU, quantized=True)
@@ -242,7 +242,7 @@ def test_kernels_chosen_for_a_processor(
     assert "quantised" in str(quantised.reason)
     assert choose("exact", CPU, quantized=True) == exact
     assert fast.record() == {
-        "dtype": "bfloat16" if native else "float32",
+        "dtype": "bfloat16" if faster else "float32",
         "linear": fast.linear,
         "attention": fast.attention,
         "reason": fast.reason,
@@ -252,7 +252,10 @@ def test_kernels_chosen_for_a_processor(
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("processor : 0\nflags\t\t: fpu avx512f avx512_bf16 amx_tile\n", True),
+        ("processor : 0\nflags\t\t: fpu avx512f avx512_bf16\n", True),
+        ("vendor_id : AuthenticAMD\nflags : avx512f avx512_bf16\n", True),
+        ("vendor_id : GenuineIntel\nflags : avx512f avx512_bf16\n", False),
+        ("vendor_id : GenuineIntel\nflags : avx512f avx512_bf16 amx_bf16 amx_tile\n", True),
         ("flags : fpu amx_bf16\n", True),
         ("Features : fp asimd bf16\n", True),
         ("flags : fpu avx2 avx512f\n", False),
@@ -261,7 +264,7 @@ def test_kernels_chosen_for_a_processor(
         (None, False),
     ],
 )
-def test_native_bfloat16_is_read_from_the_processors_flags(
+def test_faster_bfloat16_is_read_from_the_processors_flags(
     text: str | None, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read_text(_: Any, encoding: str) -> str:
@@ -270,7 +273,7 @@ def test_native_bfloat16_is_read_from_the_processors_flags(
         return text
 
     monkeypatch.setattr(precision.Path, "read_text", read_text)
-    assert precision.native_bf16() is expected
+    assert precision.faster_bf16() is expected
 
 
 # bfloat16

@@ -1,10 +1,10 @@
 """The precision of the frozen layers on this machine, and the library that multiplies.
 
-``exact`` is float32 throughout. ``fast`` is bfloat16 for the frozen layers and the activations between them if the
-hardware multiplies bfloat16 natively, otherwise the same as ``exact``. Adapters, head, loss and optimizer stay in
-float32. Where whole tensors are trained, they stay in float32 and only products are in bfloat16 (torch's autocast), in
-networks that gain from it. The choice depends on the processor, the torch build and the network only, never on a
-timing, so the same machine gives the same bits. It is written to the manifest.
+``exact`` is float32 throughout. ``fast`` is bfloat16 for the frozen layers and the activations between them where the
+hardware is faster in it, otherwise the same as ``exact``. Adapters, head, loss and optimizer stay in float32. Where
+whole tensors are trained, they stay in float32 and only products are in bfloat16 (torch's autocast), in networks that
+gain from it. The choice depends on the processor, the torch build and the network only, never on a timing, so the same
+machine gives the same bits. It is written to the manifest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from rondo.models.kernels.attention import Attention, use
 from rondo.models.kernels.frozen_norm import use_frozen_norms
 from rondo.models.kernels.rounded import use_frozen
 
-_NATIVE_BF16 = ("avx512_bf16", "amx_bf16", "bf16")  # x86 and ARM names
+_FASTER = {"amx_bf16", "bf16"}  # x86 and ARM names
+_FASTER_BUT_FOR_INTEL = "avx512_bf16"  # there 0.5 times (docs/dev/log/precision.md, "bfloat16 without AMX")
 
 
 @dataclass(frozen=True)
@@ -54,32 +55,34 @@ def choose(precision: Literal["exact", "fast"], device: torch.device, *, quantiz
         return plain
     if quantized:
         return Kernels(plain.dtype, plain.linear, plain.attention, "the base is quantised; it is used as it is")
-    if not (native_bf16() if cpu else torch.cuda.is_bf16_supported()):
-        return Kernels(plain.dtype, plain.linear, plain.attention, "no native bfloat16 here")
+    if not (faster_bf16() if cpu else torch.cuda.is_bf16_supported()):
+        return Kernels(plain.dtype, plain.linear, plain.attention, "bfloat16 is no faster here")
     # On a CPU in bfloat16, the backward pass of torch's fused attention is several times slower than plain products.
     return Kernels(torch.bfloat16, plain.linear, "written out" if cpu else plain.attention)
 
 
 def products(precision: Literal["exact", "fast"], device: torch.device, module: nn.Module) -> torch.dtype:
-    """The type that a network trained whole multiplies in. With ``fast`` and native bfloat16 it is bfloat16 for
-    networks with convolutions or wide linear layers; conversions cost narrow ones more than they gain
+    """The type that a network trained whole multiplies in. With ``fast``, where bfloat16 is faster, it is bfloat16
+    for networks with convolutions or wide linear layers; conversions cost narrow ones more than they gain
     (docs/dev/log/precision.md, "whole networks"). Else it is float32."""
-    native = native_bf16() if device.type == "cpu" else torch.cuda.is_bf16_supported()
+    faster = faster_bf16() if device.type == "cpu" else torch.cuda.is_bf16_supported()
     gains = any(
         isinstance(layer, nn.modules.conv._ConvNd)
         or (isinstance(layer, nn.Linear) and min(layer.in_features, layer.out_features) >= _WIDE)
         for layer in module.modules()
     )
-    return torch.bfloat16 if precision == "fast" and native and gains else torch.float32
+    return torch.bfloat16 if precision == "fast" and faster and gains else torch.float32
 
 
 _WIDE = 256
 """Inputs and outputs of a linear layer that is faster in bfloat16, conversions included."""
 
 
-def native_bf16() -> bool:
-    """Whether this processor multiplies bfloat16 natively. Only Linux tells; elsewhere the answer is False."""
-    return bool(_processor("flags", "Features") & set(_NATIVE_BF16))
+def faster_bf16() -> bool:
+    """Whether this processor multiplies bfloat16 faster than float32. Only Linux tells; elsewhere the answer is
+    False."""
+    flags = _processor("flags", "Features")
+    return bool(flags & _FASTER) or (_FASTER_BUT_FOR_INTEL in flags and not _is_intel())
 
 
 def _is_intel() -> bool:
