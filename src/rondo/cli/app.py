@@ -24,7 +24,7 @@ Device = Annotated[
     str,
     typer.Option(help="auto, cpu, cuda, cuda:1 or mps", autocompletion=one_of("auto", "cpu", "cuda", "mps")),
 ]
-Processes = Annotated[int, typer.Option(help="runs at a time, each in a process of its own")]
+Processes = Annotated[int, typer.Option(help="runs at a time, in so many processes")]
 ClientId = Annotated[str | None, typer.Option("--client", help="use this client's model; default: the global one")]
 
 AllowCode = Annotated[

@@ -1,15 +1,21 @@
-"""Several runs at a time, each in a process of its own.
+"""Several runs at a time, each in a process beside this one.
 
-A process gets its run by its standard input and answers by its exit code and standard output; its lines of progress go
-to standard error, each with the name of the run. It computes with as many threads as the process that started it, since
-results depend on their number, so its result has the bits of a run in that process.
+A process makes one run after the other, since loading the libraries takes longer than a short run. It gets each as a
+line on its standard input and answers with a line on its standard output; its lines of progress go to standard error,
+each with the name of the run. It computes with as many threads as the process that started it, since results depend on
+their number, so its results have the bits of runs in that process. One that dies takes its run with it, and another
+goes on.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import logging
 import math
+import os
+import queue
 import signal
 import subprocess
 import sys
@@ -18,18 +24,18 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested, visible
 
-_DONE, _STOPPED, _REFUSED, _INTERRUPTED = 0, 10, 11, 12
-_PROGRAM = "import sys; sys.path[:] = {path!r}; from rondo.runs.parallel import work; sys.exit(work())"
+_PROGRAM = "import sys; sys.path[:] = {path!r}; from rondo.runs.parallel import work; work()"
 _POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run for a process of its own: of ``config`` in ``run_dir``, or what is left of the one there (``resumes``)."""
+    """A run to make: of ``config`` in ``run_dir``, or what is left of the one there (``resumes``)."""
 
     name: str
     config: RunConfig
@@ -71,10 +77,9 @@ def in_processes(
     :class:`ConfigError` of a run that was refused, and :class:`rondo.RunInterrupted` once ``stop`` is set, when all
     have stopped. Whatever ends it, the processes end too, each after its step.
     """
-    import torch
-
     waiting = list(jobs)
-    working: list[_Working] = []
+    idle: list[_Worker] = []
+    working: list[_Worker] = []
     try:
         while waiting or working:
             if stop is not None and stop.is_set():
@@ -82,73 +87,110 @@ def in_processes(
             if time.monotonic() > end:
                 waiting.clear()
             while waiting and len(working) < processes:
-                working.append(_Working(waiting.pop(0), device, torch.get_num_threads(), shows_rounds))
-            for one in [one for one in working if one.process.poll() is not None]:
+                working.append(idle.pop() if idle else _Worker(device, shows_rounds))
+                working[-1].give(waiting.pop(0))
+            for one in [one for one in working if one.has_answered()]:
+                ended, lives = one.ended(source)
                 working.remove(one)
-                yield one.ended(source)
+                if lives:
+                    idle.append(one)
+                yield ended
             time.sleep(_POLL_SECONDS)
     finally:
-        for one in working:
-            one.process.terminate()
-        for one in working:
+        for one in [*idle, *working]:
+            one.end()
+        for one in [*idle, *working]:
             one.process.wait()
     if waiting or working:
         raise RunInterrupted(jobs[0].run_dir)
 
 
-class _Working:
-    """A run in its process."""
+class _Worker:
+    """A process that makes runs, one after the other."""
 
-    def __init__(self, job: Job, device: str, threads: int, shows_rounds: bool) -> None:
-        self.job, self._began = job, time.monotonic()
+    def __init__(self, device: str, shows_rounds: bool) -> None:
+        import torch
+
+        self._setting = {"device": device, "threads": torch.get_num_threads(), "shows_rounds": shows_rounds}
+        command = [sys.executable, "-c", _PROGRAM.format(path=sys.path)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as pipe:
+            for line in pipe:
+                self._answers.put(line)
+        self._answers.put(None)
+
+    def give(self, job: Job) -> None:
+        """Have ``job`` made."""
+        self._job, self._began = job, time.monotonic()
         told = {
+            **self._setting,
             "name": job.name,
             # Keys that are not set stay so: some have a default that the data know.
             "config": job.config.model_dump(mode="json", exclude_unset=True),
             "run_dir": str(job.run_dir),
             "resumes": job.resumes,
-            "device": device,
-            "threads": threads,
-            "shows_rounds": shows_rounds,
         }
-        command = [sys.executable, "-c", _PROGRAM.format(path=sys.path)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self.process.stdin is not None
-        with self.process.stdin as pipe:
-            pipe.write(json.dumps(told).encode())
+        with contextlib.suppress(OSError):  # it has died, which its answer tells
+            self.process.stdin.write(json.dumps(told).encode() + b"\n")
+            self.process.stdin.flush()
 
-    def ended(self, source: str) -> Ended:
-        """Its outcome. Raises :class:`ConfigError` of a run that was refused."""
-        seconds, code = time.monotonic() - self._began, self.process.returncode
-        assert self.process.stdout is not None
-        with self.process.stdout as pipe:
-            said = pipe.read().decode(errors="replace").strip().splitlines()
-        if code == _DONE:
-            return Ended(self.job, seconds)
-        if code == _STOPPED:
-            return Ended(self.job, seconds, stopped=json.loads(said[-1])["reason"])
-        if code == _REFUSED:
-            answer = json.loads(said[-1])
-            raise ConfigError.at(answer["path"], f"{self.job.name}: {answer['reason']}", source)
-        how = "was told to stop" if code == _INTERRUPTED else f"ended with exit code {code}"
-        return Ended(self.job, seconds, died=f"its process {how}")
+    def has_answered(self) -> bool:
+        """Whether the job has ended, or the process."""
+        return not self._answers.empty()
+
+    def ended(self, source: str) -> tuple[Ended, bool]:
+        """The outcome of the job, and whether the process takes another. Raises :class:`ConfigError` of a run that was
+        refused."""
+        line, seconds = self._answers.get(), time.monotonic() - self._began
+        answer = {} if line is None else json.loads(line)
+        if "path" in answer:
+            raise ConfigError.at(answer["path"], f"{self._job.name}: {answer['reason']}", source)
+        if line is not None and "interrupted" not in answer:
+            return Ended(self._job, seconds, stopped=answer.get("stopped")), True
+        self.end()
+        how = f"ended with exit code {self.process.wait()}" if line is None else "was told to stop"
+        return Ended(self._job, seconds, died=f"its process {how}"), False
+
+    def end(self) -> None:
+        """Have the process end, after the step that it is in."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        self.process.terminate()
 
 
-def work() -> int:
-    """Make the run on standard input; the exit code of its process. Called in a process of its own."""
-    told = json.load(sys.stdin)
-    config, name = RunConfig.model_validate(told["config"]), told["name"]
+def work() -> None:
+    """Make the runs on standard input, and answer each with a line. Called in a process of its own."""
+    # Whatever a library prints goes to standard error: standard output is for answers.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
+    for library in ("torchao", "bitsandbytes", "torch.utils._pytree"):  # they warn of kernels for other machines
+        logging.getLogger(library).setLevel(logging.ERROR)
+    for line in sys.stdin:
+        print(json.dumps(_made(json.loads(line), stop)), file=answers, flush=True)
+        gc.collect()  # hooks keep a model in a cycle; free it before the next one is loaded
+        if stop.is_set():
+            break
+
+
+def _made(told: dict[str, Any], stop: threading.Event) -> dict[str, Any]:
+    """Make the run that is ``told``; the answer."""
     import torch
 
     torch.set_num_threads(told["threads"])
-    for library in ("torchao", "bitsandbytes", "torch.utils._pytree"):  # they warn of kernels for other machines
-        logging.getLogger(library).setLevel(logging.ERROR)
     from rondo.runs import runner
     from rondo.runs.watching.progress import Lines, Quiet
 
+    config, name = RunConfig.model_validate(told["config"]), told["name"]
     observer = Lines(sys.stderr, config.rounds, set(), name=name) if told["shows_rounds"] else Quiet()
     try:
         if told["resumes"]:
@@ -157,14 +199,12 @@ def work() -> int:
         else:
             runner.run(config, run_dir=told["run_dir"], device=told["device"], observer=observer, stop=stop)
     except RunStopped as error:
-        print(json.dumps({"reason": str(error)}), flush=True)
-        return _STOPPED
+        return {"stopped": str(error)}
     except ConfigError as error:
         first = error.problems[0]
-        print(json.dumps({"path": first.path, "reason": first.message}), flush=True)
-        return _REFUSED
+        return {"path": first.path, "reason": first.message}
     except (RunInterrupted, StopRequested):
-        return _INTERRUPTED
+        return {"interrupted": True}
     if told["shows_rounds"]:
         print(visible(f"{name}: done"), file=sys.stderr, flush=True)
-    return _DONE
+    return {}

@@ -1,0 +1,154 @@
+"""Several runs at a time: a process makes one after the other, with the bits of a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rondo
+from rondo.config import load
+from rondo.config.schema import RunConfig
+from rondo.errors import ConfigError, RunInterrupted
+from rondo.runs import parallel
+from rondo.runs.parallel import Job, in_processes
+from rondo.runs.storage.directory import RunDirectory
+from small_runs import reviews, save_tiny_bert, settings, write_rows
+
+LINEAR: dict[str, Any] = {
+    "rounds": 2,
+    "algorithm": {"name": "rolora-linear"},
+    "model": {"name": "builtin:linear"},
+    "task": {"kind": "linear"},
+    "data": {"source": "builtin:linear", "validation_fraction": 0.0},
+    "problem": {"kind": "factors", "clients": 4, "rows": 12, "inputs": 5, "start_distance": 0.9},
+    "clients": {"weighting": "uniform"},
+    "train": {"optimizer": "sgd", "lr": 0.3, "batch_size": 12, "max_grad_norm": 0.0},
+    "evaluation": {"diagnostics_every": 0},
+}
+ENDLESS = 1_000_000
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The processes that have been started."""
+    processes = list[Any]()
+
+    class Recorded(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            processes.append(self)
+
+    monkeypatch.setattr(parallel.subprocess, "Popen", Recorded)
+    return processes
+
+
+def linear(folder: Path, name: str, rounds: int = 2) -> Job:
+    return Job(name, load({**LINEAR, "rounds": rounds}), folder / name, resumes=False)
+
+
+def has_begun(job: Job) -> None:
+    """Wait for the first round of ``job``."""
+    while not RunDirectory(job.run_dir).metrics.exists():
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_one_process_makes_runs_with_the_bits_of_one_each(tmp_path: Path, started: list[Any]) -> None:
+    rows = write_rows(tmp_path / "train.csv", reviews(24))
+    bert = save_tiny_bert(tmp_path / "bert")
+
+    def config(seed: int, algorithm: str) -> RunConfig:
+        tree = settings(bert, data={"source": str(rows), "test_split": ""}, rounds=2, seed=seed)
+        return load({**tree, "algorithm": {"name": algorithm}})
+
+    configs = {"one": config(0, "fedit"), "two": config(1, "rolora"), "three": config(0, "fedit")}
+    jobs = [Job(name, made, tmp_path / "side" / name, resumes=False) for name, made in configs.items()]
+    ended = list(in_processes(jobs, 1, "cpu", "rondo compare"))
+    assert [(one.job.name, one.stopped, one.died) for one in ended] == [(name, None, None) for name in configs]
+    assert [process.returncode for process in started] == [0]
+    for name, made in configs.items():
+        rondo.run(made, run_dir=tmp_path / "here" / name, device="cpu")
+        side, here = (
+            tmp_path / place / name / "checkpoint/round-000002/state.safetensors" for place in ("side", "here")
+        )
+        assert side.read_bytes() == here.read_bytes()
+
+
+def test_process_that_dies_takes_its_run_alone(tmp_path: Path, started: list[Any]) -> None:
+    jobs = [linear(tmp_path, "one"), linear(tmp_path, "two", ENDLESS), linear(tmp_path, "three")]
+
+    def kill() -> None:
+        has_begun(jobs[1])
+        started[0].kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    ended = [(one.job.name, one.died) for one in in_processes(jobs, 1, "cpu", "rondo compare")]
+    killer.join()
+    assert ended == [("one", None), ("two", "its process ended with exit code -9"), ("three", None)]
+    assert [process.returncode for process in started] == [-9, 0]
+
+
+@pytest.mark.slow
+def test_process_that_is_told_to_stop_takes_no_further_run(tmp_path: Path, started: list[Any]) -> None:
+    jobs = [linear(tmp_path, "one", ENDLESS), linear(tmp_path, "two")]
+
+    def end() -> None:
+        has_begun(jobs[0])
+        started[0].terminate()
+
+    stopper = threading.Thread(target=end)
+    stopper.start()
+    ended = [(one.job.name, one.died) for one in in_processes(jobs, 1, "cpu", "rondo compare")]
+    stopper.join()
+    assert ended == [("one", "its process was told to stop"), ("two", None)]
+    assert [process.wait() for process in started] == [0, 0]
+
+
+def test_refused_run_ends_the_others(tmp_path: Path, started: list[Any]) -> None:
+    jobs = [linear(tmp_path, "one", ENDLESS), replace(linear(tmp_path, "two"), resumes=True)]  # there is nothing of it
+    with pytest.raises(ConfigError, match="two: "):
+        list(in_processes(jobs, 2, "cpu", "rondo compare"))
+    assert [process.returncode for process in started] == [0, 0]
+
+
+def test_stop_ends_every_process_after_its_step(tmp_path: Path, started: list[Any]) -> None:
+    jobs = [linear(tmp_path, name, ENDLESS) for name in ("one", "two", "three")]
+    stop = threading.Event()
+
+    def end() -> None:
+        for job in jobs[:2]:
+            has_begun(job)
+        stop.set()
+
+    stopper = threading.Thread(target=end)
+    stopper.start()
+    with pytest.raises(RunInterrupted):
+        list(in_processes(jobs, 2, "cpu", "rondo compare", stop=stop))
+    stopper.join()
+    assert [process.returncode for process in started] == [0, 0]
+    assert not jobs[2].run_dir.exists()
+    for job in jobs[:2]:
+        assert json.loads(RunDirectory(job.run_dir).metrics.read_text(encoding="utf-8").splitlines()[0])["round"] == 0
+
+
+def test_what_a_library_prints_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "printing").mkdir()
+    (tmp_path / "printing" / "sitecustomize.py").write_text(
+        "import atexit, builtins, sys\n"
+        "class Chatty:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name.startswith('rondo.engine'): print('a library says hello')\n"
+        "sys.meta_path.insert(0, Chatty())\n",
+        encoding="utf-8",
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "printing"))
+    ended = list(in_processes([linear(tmp_path, "one"), linear(tmp_path, "two")], 1, "cpu", "rondo compare"))
+    assert [(one.stopped, one.died) for one in ended] == [(None, None)] * 2
