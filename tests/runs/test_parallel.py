@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import textwrap
 import threading
 import time
 from dataclasses import replace
@@ -139,16 +141,89 @@ def test_stop_ends_every_process_after_its_step(tmp_path: Path, started: list[An
         assert json.loads(RunDirectory(job.run_dir).metrics.read_text(encoding="utf-8").splitlines()[0])["round"] == 0
 
 
-def test_what_a_library_prints_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_printed_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither at the start of Python nor by a library later."""
     (tmp_path / "printing").mkdir()
     (tmp_path / "printing" / "sitecustomize.py").write_text(
-        "import atexit, builtins, sys\n"
+        "import sys\n"
         "class Chatty:\n"
         "    def find_spec(self, name, *rest):\n"
-        "        if name.startswith('rondo.engine'): print('a library says hello')\n"
-        "sys.meta_path.insert(0, Chatty())\n",
+        "        if name.startswith('rondo.'): print('a library says hello', end='', flush=True)\n"
+        "sys.meta_path.insert(0, Chatty())\n"
+        "print('python says hello', flush=True)\n",
         encoding="utf-8",
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "printing"))
     ended = list(in_processes([linear(tmp_path, "one"), linear(tmp_path, "two")], 1, "cpu", "rondo compare"))
     assert [(one.stopped, one.died) for one in ended] == [(None, None)] * 2
+
+
+def own_code(folder: Path, name: str, lines: str, rounds: int = 2) -> Job:
+    """A run of a method of the user's own, whose ``init`` begins with ``lines``."""
+    (folder / f"{name}_code.py").write_text(
+        "import os, sys, time, torch\n"
+        "from rondo.algorithms.linear.rolora_linear import RoLoRALinear\n"
+        "class Own(RoLoRALinear):\n"
+        "    def init(self, *args):\n"
+        f"{textwrap.indent(lines, '        ')}\n"
+        "        return super().init(*args)\n",
+        encoding="utf-8",
+    )
+    config = {**LINEAR, "rounds": rounds, "algorithm": {"name": f"{name}_code:Own"}}
+    return Job(name, load(config), folder / name, resumes=False)
+
+
+def test_runs_code_finds_no_standard_input_and_the_same_generator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: list[Any]
+) -> None:
+    """Standard input is for jobs; which run of a process it is does not count."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    lines = f"print(repr(sys.stdin.read()), torch.rand(1).item(), file=open({str(tmp_path / 'said')!r}, 'a'))"
+    jobs = [own_code(tmp_path, name, lines) for name in ("one", "two")]
+    assert [one.died for one in in_processes(jobs, 1, "cpu", "rondo compare")] == [None, None]
+    first, second = (tmp_path / "said").read_text(encoding="utf-8").splitlines()
+    assert first == second
+    assert first.startswith("'' 0.")
+    assert len(started) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_death_is_noticed_beside_a_child_that_lives_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: list[Any]
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    job = own_code(tmp_path, "one", "if os.fork() == 0: time.sleep(30); os._exit(0)", ENDLESS)
+
+    def kill() -> None:
+        has_begun(job)
+        started[0].kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    began = time.monotonic()
+    ended = [one.died for one in in_processes([job], 1, "cpu", "rondo compare")]
+    killer.join()
+    assert ended == ["its process ended with exit code -9"]
+    assert time.monotonic() - began < 29
+
+
+def test_run_is_not_given_to_a_process_that_has_died_since(tmp_path: Path, started: list[Any]) -> None:
+    jobs = [linear(tmp_path, "one"), linear(tmp_path, "two")]
+    ends = in_processes(jobs, 1, "cpu", "rondo compare")
+    assert next(ends).died is None
+    started[0].kill()
+    started[0].wait()
+    assert [(one.job.name, one.died) for one in ends] == [("two", None)]
+    assert len(started) == 2
+
+
+@pytest.mark.slow
+def test_run_ends_with_the_process_that_gave_it(tmp_path: Path) -> None:
+    job = linear(tmp_path, "one", ENDLESS)
+    worker = parallel._Worker("cpu", shows_rounds=False)
+    worker.give(job)
+    has_begun(job)
+    assert worker.process.stdin is not None
+    worker.process.stdin.close()  # as at the death of the process that gave it
+    assert worker.process.wait(timeout=60) == 0
+    assert not (job.run_dir / "summary.json").exists()

@@ -30,6 +30,7 @@ from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested, visible
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from rondo.runs.parallel import work; work()"
+_ANSWER = b"rondo answers: "
 _POLL_SECONDS = 0.1
 
 
@@ -87,13 +88,18 @@ def in_processes(
             if time.monotonic() > end:
                 waiting.clear()
             while waiting and len(working) < processes:
-                working.append(idle.pop() if idle else _Worker(device, shows_rounds))
-                working[-1].give(waiting.pop(0))
+                worker = idle.pop() if idle else _Worker(device, shows_rounds)
+                if worker.process.poll() is None:
+                    worker.give(waiting.pop(0))
+                    working.append(worker)
             for one in [one for one in working if one.has_answered()]:
                 ended, lives = one.ended(source)
                 working.remove(one)
-                if lives:
+                if lives and waiting:
                     idle.append(one)
+                else:  # its memory is free for the others
+                    one.end()
+                    one.process.wait()
                 yield ended
             time.sleep(_POLL_SECONDS)
     finally:
@@ -114,15 +120,15 @@ class _Worker:
         self._setting = {"device": device, "threads": torch.get_num_threads(), "shows_rounds": shows_rounds}
         command = [sys.executable, "-c", _PROGRAM.format(path=sys.path)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
         with self.process.stdout as pipe:
             for line in pipe:
-                self._answers.put(line)
-        self._answers.put(None)
+                if line.startswith(_ANSWER):  # a library may print before :func:`work` has begun
+                    self._answers.put(line.removeprefix(_ANSWER))
 
     def give(self, job: Job) -> None:
         """Have ``job`` made."""
@@ -136,50 +142,76 @@ class _Worker:
             "resumes": job.resumes,
         }
         assert self.process.stdin is not None
-        with contextlib.suppress(OSError):  # it has died, which its answer tells
+        with contextlib.suppress(OSError):  # it has died, which is told as its outcome
             self.process.stdin.write(json.dumps(told).encode() + b"\n")
             self.process.stdin.flush()
 
     def has_answered(self) -> bool:
         """Whether the job has ended, or the process."""
-        return not self._answers.empty()
+        return not self._answers.empty() or self.process.poll() is not None
 
     def ended(self, source: str) -> tuple[Ended, bool]:
         """The outcome of the job, and whether the process takes another. Raises :class:`ConfigError` of a run that was
         refused."""
-        line, seconds = self._answers.get(), time.monotonic() - self._began
-        answer = {} if line is None else json.loads(line)
+        seconds = time.monotonic() - self._began
+        try:
+            # Of a process that has ended, the last line may still be on its way. The pipe does not tell that it has
+            # ended: a process that it has forked may hold the pipe open.
+            answer = json.loads(self._answers.get(timeout=1.0))
+        except queue.Empty:
+            how = f"ended with exit code {self.process.returncode}"
+            return Ended(self._job, seconds, died=f"its process {how}"), False
         if "path" in answer:
             raise ConfigError.at(answer["path"], f"{self._job.name}: {answer['reason']}", source)
-        if line is not None and "interrupted" not in answer:
-            return Ended(self._job, seconds, stopped=answer.get("stopped")), True
-        self.end()
-        how = f"ended with exit code {self.process.wait()}" if line is None else "was told to stop"
-        return Ended(self._job, seconds, died=f"its process {how}"), False
+        if "interrupted" in answer:
+            return Ended(self._job, seconds, died="its process was told to stop"), False
+        return Ended(self._job, seconds, stopped=answer.get("stopped")), True
 
     def end(self) -> None:
         """Have the process end, after the step that it is in."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
-        self.process.terminate()
 
 
 def work() -> None:
-    """Make the runs on standard input, and answer each with a line. Called in a process of its own."""
-    # Whatever a library prints goes to standard error: standard output is for answers.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    """Make the runs on standard input, and answer each with a line. Called in a process of its own.
+
+    At the end of standard input, which is also that of the process that gives the runs, it stops after its step."""
+    # A run finds no standard input, and whatever it prints goes to standard error: these two are for jobs and answers.
+    jobs, answers = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
+    given: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def listen() -> None:
+        for line in jobs:
+            given.put(line)
+        stop.set()
+        given.put(None)
+
+    threading.Thread(target=listen, daemon=True).start()
     for library in ("torchao", "bitsandbytes", "torch.utils._pytree"):  # they warn of kernels for other machines
         logging.getLogger(library).setLevel(logging.ERROR)
-    for line in sys.stdin:
-        print(json.dumps(_made(json.loads(line), stop)), file=answers, flush=True)
-        gc.collect()  # hooks keep a model in a cycle; free it before the next one is loaded
-        if stop.is_set():
-            break
+    while not stop.is_set() and (line := given.get()) is not None:
+        answer = _made(json.loads(line), stop)
+        with contextlib.suppress(OSError):  # the process that gave the run has died
+            answers.write(f"\n{_ANSWER.decode()}{json.dumps(answer)}\n")
+            answers.flush()
+        _free()
+
+
+def _free() -> None:
+    """Give back the memory of a run."""
+    import torch
+
+    gc.collect()  # hooks keep a model in a cycle
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
 
 
 def _made(told: dict[str, Any], stop: threading.Event) -> dict[str, Any]:
@@ -187,6 +219,7 @@ def _made(told: dict[str, Any], stop: threading.Event) -> dict[str, Any]:
     import torch
 
     torch.set_num_threads(told["threads"])
+    torch.manual_seed(0)  # code of the user's own that draws without a generator: the same in whichever process
     from rondo.runs import runner
     from rondo.runs.watching.progress import Lines, Quiet
 
