@@ -74,9 +74,17 @@ def test_noise_of_rows_is_planned_as_a_client_counts_it() -> None:
     wanted = json.loads(told("--epsilon", 3, "--local-steps", 2, "--batch-size", 100, "--json").output)
     assert (wanted["steps"], wanted["probability"]) == (2, 1.0)
     assert 2.9 < wanted["epsilon"] <= 3
+    # A person is drawn with the probability of a row, and there are as many steps as the rows ask for.
+    of_persons = json.loads(told("--noise", 1, "--persons", 9, "--delta", 0.1, "--json").output)
+    assert of_persons["epsilon"] == epsilon(1.0, 16 / 54, 8, 0.1)
+    assert "54 rows of 9 persons" in told("--noise", 1, "--persons", 9).output
     for options, key in (
         (("--noise", 0.1), "--noise"),
         (("--noise", 1, "--delta", 0.02), "--delta"),
+        (("--noise", 1, "--persons", 9, "--delta", 0.12), "--delta"),
+        (("--noise", 1, "--persons", 55), "--persons"),
+        (("--noise", 1e300), "--noise"),
+        (("--noise", 1, "--rounds", 10**9), "--rounds"),
         ((), "--epsilon"),
     ):
         refused = told(*options)
@@ -92,6 +100,7 @@ def test_noise_of_rows_is_planned_as_a_client_counts_it() -> None:
         (("--epsilon", 0), "--epsilon"),
         (("--noise", "inf"), "--noise"),
         (("--noise", 0.05), "--noise"),
+        (("--noise", 1e300), "--noise"),
         (("--noise", 1, "--per-round", 11), "--per-round"),
         (("--noise", 1, "--delta", 1), "--delta"),
         (("--noise", 1, "--adversary", "server", "--colluding", 7), "--colluding"),

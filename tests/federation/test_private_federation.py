@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import stat
+import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +37,7 @@ from rondo.federation.server.status import status_lines
 from rondo.federation.site import account
 from rondo.federation.site.contract import Contract
 from rondo.federation.site.ledger import FILE, KEY, Ledger
+from rondo.federation.site.private import check_delta
 from rondo.privacy.accountant import epsilon
 from rondo.privacy.draws import Draws
 from small_runs import reviews
@@ -123,6 +125,13 @@ def test_key_of_the_noise_is_in_no_letter(folder: Path, tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert scores["accuracy"] == summary["after"]["global"]["accuracy"]
     assert rondo.evaluate(tmp_path / "run" / "adapter", device="cpu")["test"] == scores
+    file = Path(tomllib.loads((tmp_path / "run" / "config.toml").read_text())["data"]["test_source"])
+    whole = file.read_text(encoding="utf-8")
+    file.write_text("".join(whole.splitlines(keepends=True)[:-1]), encoding="utf-8")
+    with pytest.raises(rondo.ConfigError, match=r"partition\.test_examples_sha256: was "):
+        rondo.evaluate(tmp_path / "run", device="cpu")
+    assert rondo.evaluate(tmp_path / "run", device="cpu", allow_changed=True)["test"]["accuracy"] is not None
+    file.write_text(whole, encoding="utf-8")
 
 
 def test_requests_do_not_tell_how_many_were_drawn(folder: Path, tmp_path: Path) -> None:
@@ -247,7 +256,6 @@ def work(request: Request, run: str = "one", **round: Any) -> bytes:
             "none (no noise that counts: privacy.debug_seed is known to the",
         ),
         ({"require": ["example-dp"]}, {"noise": 0.0}, "protection: none (no noise: privacy.noise is 0), and its owner"),
-        ({}, {"delta": 0.5}, "it cannot run the plan as it is: privacy.delta; its owner sees why"),
         ({}, {"noise": 0.1}, "it cannot run the plan as it is: privacy.noise"),
         (
             {"require": ["example-dp", "secure-aggregation"]},
@@ -295,6 +303,9 @@ def test_site_spends_by_its_own_account_over_runs(plan: Plan, request_: Request,
     assert "epsilon of ann: more" in refused
     own = f"{spent(16):.3g} spent by other runs, {spent(32):.3g} after all rounds of this one"
     assert f"epsilon of ann: {own}; {limit:g} at delta 1e-05, over all runs on the same rows" in told
+    # The server may call a new run by the name of the first one.
+    twice = f"0 spent by other runs, {spent(16):.3g} with what a run of this name has, {spent(16):.3g} after all rounds"
+    assert [t.own for t in here.joining.offer(private(plan)).terms if t.own] == [f"{twice} of this one"]
     assert f"{spent(16):.3g}" not in refused  # the ledger is the owner's
     # The same round twice, as after a crash, is other noise and spends again.
     assert not asked(here, private(plan)).refused
@@ -304,6 +315,42 @@ def test_site_spends_by_its_own_account_over_runs(plan: Plan, request_: Request,
     assert (reply.reason, reply.loss) == ("refused", None)
     assert "would exceed it" in reply.detail
     assert here.ledger.epsilon("ann", 1e-5) == spent(24)
+
+
+def test_owner_is_told_what_clients_with_the_same_rows_cost_together(plan: Plan, tmp_path: Path, desk: Make) -> None:
+    """As the account has it after the run."""
+    here = desk(tmp_path, contract=allowing(max_epsilon=1000))
+    rows = dict.fromkeys(("ann", "bob"), here.joining.rows["ann"])
+    joining = replace(here.joining, rows=rows, ledger=replace(here.ledger, rows=rows))
+    both = replace(private(plan), clients=("ann", "bob"))
+    owns = {t.subject: t.own for t in joining.offer(both).terms if t.own}
+    assert owns == {
+        f"epsilon of {name}": f"0 spent by other runs, {spent(32):.3g} after all rounds of this one"
+        for name in ("ann", "bob")
+    }
+
+
+def test_server_refuses_a_delta_that_protects_no_row(folder: Path, tmp_path: Path) -> None:
+    """The sites do not: whether they refuse would tell a server the number of persons."""
+    line = DeskLine(folder, tmp_path)
+    with (
+        line.served(),
+        pytest.raises(rondo.ConfigError, match=r"privacy\.delta: 0\.5 is not below 1 over the \d+ rows of "),
+    ):
+        serve(run_of(folder, {**OF_ROWS, "delta": 0.5}), listening(folder), run_dir=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+def test_contract_whose_delta_protects_nobody_is_refused_at_its_site() -> None:
+    rows = {"ann": reviews(20), "bob": [{**row, "who": i % 4} for i, row in enumerate(reviews(40))]}
+    check_delta(allowing(max_epsilon=1, delta=0.02).privacy, rows)
+    check_delta(allowing(delta=0.5).privacy, rows)
+    with pytest.raises(
+        rondo.ConfigError, match=r"delta = 0\.03 is not below 1 over the 40 rows of bob: set it to 3e-03"
+    ):
+        check_delta(allowing(max_epsilon=1, delta=0.03).privacy, rows)
+    with pytest.raises(rondo.ConfigError, match=r"delta = 0\.25 is not below 1 over the 4 persons of bob"):
+        check_delta(allowing(max_epsilon=1, delta=0.25, persons="who").privacy, {"bob": rows["bob"]})
 
 
 def test_noise_of_a_seed_that_the_server_knows_counts_as_none(

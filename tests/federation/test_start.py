@@ -20,6 +20,7 @@ import rondo
 from rondo.errors import StopRequested
 from rondo.federation.identity import enrolment, keys
 from rondo.federation.identity.roster import Roster
+from rondo.federation.server import gathering
 from rondo.federation.server.listening import Clients, Listening
 from rondo.federation.server.run import serve
 from rondo.runs.watching.progress import Quiet
@@ -291,3 +292,17 @@ def test_site_that_is_added_later_waits_for_the_next_run(folder: Path) -> None:
     result = parties.resume(folder / "run", roster_changed=True)
     assert [r["clients"] for r in result.history] == [3, 3, 4]
     assert not parties.errors
+
+
+def test_site_that_brings_some_of_its_clients_refuses_nothing() -> None:
+    class Answered:
+        def states(self) -> Any:
+            return {"south": ("takes part", ""), "north": ("takes part", "")}
+
+    class Refusing(Answered):
+        def states(self) -> Any:
+            return {**super().states(), "north": ("refuses", "rank")}
+
+    for sites, refused in ((Answered(), False), (Refusing(), True)):
+        waiting = gathering._Waiting(sites, {}, 3, 8.0, lambda line: None)  # type: ignore[arg-type]
+        assert (waiting.settled, waiting.refused) == (True, refused)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -328,8 +329,20 @@ def test_option_that_breaks_the_guarantee_is_refused(sections: dict[str, Any], m
 def test_delta_that_protects_no_row_is_refused(sources: Path, tmp_path: Path) -> None:
     of_rows = {"adversary": "server", "unit": "example", "delta": 0.5}
     config = configured(sources, privacy=of_rows, clients={"sampling": "full", "per_round": None})
-    with pytest.raises(ConfigError, match=r"privacy\.delta: 0\.5 is not below 1 over the \d+ rows of client-0: set it"):
+    with pytest.raises(
+        ConfigError, match=r"privacy\.delta: 0\.5 is not below 1 over the \d+ rows of client-"
+    ) as caught:
         rondo.run(config, run_dir=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+    # One that a former version began is scored, and what the message says is enough for all clients.
+    remedy = re.search(r"set it to (\S+) or so", str(caught.value))
+    assert remedy is not None
+    result = rondo.run(config, sets=[f"privacy.delta={remedy[1]}"], run_dir=tmp_path / "run", device="cpu")
+    for file in (result.run_dir / "config.toml", result.run_dir / "manifest.json"):
+        text = file.read_text(encoding="utf-8")
+        file.write_text(re.sub(r'("?delta"?\s*[=:]\s*)[0-9.e-]+', r"\g<1>0.5", text), encoding="utf-8")
+    assert "delta = 0.5" in (result.run_dir / "config.toml").read_text(encoding="utf-8")
+    assert rondo.evaluate(result.run_dir, device="cpu")["test"]["loss"] is not None
 
 
 def test_classes_must_be_named(sources: Path, tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ privacy = typer.Typer(help="Plan differential privacy before a run.", no_args_is
 
 _LOUD = 3.0
 """Noise over signal above which a method seldom learns."""
+_MOST_NOISE, _MOST_STEPS = 1e6, 10_000_000
+"""The accountant's numbers overflow above the first, and take minutes above the second."""
 _QUIETER = "few methods learn: take more clients, fewer numbers, or a larger epsilon"
 """The warning's words."""
 
@@ -89,14 +91,15 @@ def plan(
 
 @privacy.command()
 def rows(
-    rows: Annotated[int, typer.Option(help="training rows of a client, or persons with privacy.group", min=1)],
+    rows: Annotated[int, typer.Option(help="training rows of a client; of texts in windows, the windows", min=1)],
     rounds: Annotated[int, typer.Option(help="rounds", min=1)],
     epsilon: Annotated[float | None, typer.Option(help="find the noise for this epsilon")] = None,
     noise: Annotated[float | None, typer.Option(help="find epsilon for this noise multiplier")] = None,
     batch_size: Annotated[int, typer.Option(help="train.batch_size", min=1)] = 16,
     local_epochs: Annotated[int, typer.Option(help="train.local_epochs", min=1)] = 1,
     local_steps: Annotated[int | None, typer.Option(help="train.local_steps, in place of epochs", min=1)] = None,
-    delta: Annotated[float, typer.Option(help="delta; below 1 over the rows")] = 1e-5,
+    persons: Annotated[int | None, typer.Option(help="persons among them, with privacy.group", min=1)] = None,
+    delta: Annotated[float, typer.Option(help="delta; below 1 over the rows, or persons")] = 1e-5,
     as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
 ) -> None:
     """Noise for an epsilon, or epsilon for a noise, of privacy.unit = "example", for one client."""
@@ -107,20 +110,34 @@ def rows(
         from rondo.privacy import accountant
         from rondo.privacy.draws import Draws
 
-        if not 0 < delta < 1 / rows:
-            raise ConfigError.at("--delta", f"{delta} is not above 0 and below 1 over {rows} rows: mend it", source)
+        if persons is not None and persons > rows:
+            raise ConfigError.at("--persons", f"{persons} persons of {rows} rows: lower it", source)
+        units = f"{rows} rows" if persons is None else f"{persons} persons"
+        if not 0 < delta < 1 / (persons or rows):
+            raise ConfigError.at("--delta", f"{delta} is not above 0 and below 1 over {units}: mend it", source)
         draws = Draws(batch_size, rows)
         steps = draws.steps(local_steps, local_epochs)
+        if rounds * steps > _MOST_STEPS:
+            message = f"{rounds} rounds of {steps} steps: no more than {_MOST_STEPS:,} steps are counted; lower it"
+            raise ConfigError.at("--rounds", message, source)
         if noise is None:
             assert epsilon is not None
             noise = accountant.noise_for(epsilon, draws.probability, rounds * steps, delta)
         found = {"noise": noise, "epsilon": accountant.epsilon(noise, draws.probability, rounds * steps, delta)}
         if as_json:
-            told = {"rows": rows, "rounds": rounds, "steps": steps, "probability": draws.probability, "delta": delta}
+            told = {
+                "rows": rows,
+                "persons": persons,
+                "rounds": rounds,
+                "steps": steps,
+                "probability": draws.probability,
+                "delta": delta,
+            }
             print(json.dumps(told | found, indent=2))
             return
-        chance = f"{rounds} rounds of {steps} steps, each row in a step with probability {draws.probability:.3g}"
-        print(f"{rows} rows, {chance}, delta {delta:g}: noise = {noise:.4g}, epsilon {found['epsilon']:.3g}")
+        unit, among = ("row", "") if persons is None else ("person", f" of {persons} persons")
+        chance = f"{rounds} rounds of {steps} steps, each {unit} in a step with probability {draws.probability:.3g}"
+        print(f"{rows} rows{among}, {chance}, delta {delta:g}: noise = {noise:.4g}, epsilon {found['epsilon']:.3g}")
         print("for methods that train once a round; a method that trains more often spends more (rondo run tells)")
 
 
@@ -136,6 +153,8 @@ def _check(source: str, epsilon: float | None, noise: float | None) -> None:
             raise ConfigError.at(name, f"{value} is not above 0 and finite: mend it", source)
     if noise is not None and noise < LEAST_NOISE:
         raise ConfigError.at("--noise", too_quiet(noise), source)
+    if noise is not None and noise > _MOST_NOISE:
+        raise ConfigError.at("--noise", f"{noise:g} leaves nothing of a signal: {_MOST_NOISE:g} at most", source)
 
 
 def _planned(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -86,6 +86,15 @@ def client_checks(config: RunConfig, count: int) -> Iterator[Problem]:
     if privacy.unit == "client" and privacy.delta is not None and privacy.delta * count >= 1:
         message = f"{privacy.delta:g} is not below 1 over {count} clients, and telling all of one client keeps to it"
         yield Problem("privacy.delta", f"{message}: set it to {0.1 / count:.0e} or so")
+
+
+def unprotected(delta: float, counts: Mapping[str, int], what: str) -> str | None:
+    """The reason why ``delta`` protects none of the rows, or persons, of a client, since telling all of one keeps to
+    it; None where it protects them. ``counts``: their numbers by client. ``what`` they are."""
+    count, client = max(((count, client) for client, count in counts.items()), default=(0, ""))
+    if delta * count < 1:
+        return None
+    return f"{delta:g} is not below 1 over the {count} {what} of {client}: set it to {0.1 / count:.0e} or so"
 
 
 def text_form_checks(separator: str | None, encoding: str, keys: str) -> Iterator[Problem]:

@@ -14,10 +14,13 @@ from rondo.data.files.tables import Table
 from rondo.errors import ConfigError, headed
 from rondo.models.networks.network import Base
 from rondo.params import Params
-from rondo.results.reopen import handed_over, is_result, reopen
+from rondo.results.reopen import Reopened, handed_over, is_result, reopen
+from rondo.runs import server_tests
 from rondo.runs.assemble import Assembly, assemble
 from rondo.runs.samples import predictor
+from rondo.runs.server_tests import MORE, TEST
 from rondo.runs.storage.directory import RunDirectory
+from rondo.runs.storage.manifest import OPEN_ANYWAY, must_equal
 from rondo.tasks.task import Example
 
 _DATA = "--data"
@@ -61,21 +64,35 @@ def evaluate(
         with_rows = data is None
         model = _handed_over(path, device, with_rows=with_rows, allow_code=allow_code, allow_changed=allow_changed)
         return _on_tests(model, data, generate)
-    if client is None:
-        data = _tests_of(RunDirectory.open(path).config(), data)
-    rows = ["test_examples_sha256", "more_tests", *(() if client is None else ("examples_sha256", "clients_sha256"))]
-    if data is not None:
+    rows = [TEST, MORE, *(() if client is None else ("examples_sha256", "clients_sha256"))]
+    of_server = data is None and RunDirectory.open(path).config().data.clients_from == AT_SITES
+    if data is not None or of_server:
         rows = []
     opened = reopen(path, device, source=_SOURCE, rows=rows, allow_code=allow_code, allow_changed=allow_changed)
-    model = Scored(opened.assembly, *opened.model(client))
+    assembly = _with_tests(opened, allow_changed) if of_server else opened.assembly
+    model = Scored(assembly, *opened.model(client))
     result = _on_tests(model, data, generate)
     if client is not None and (reason := opened.not_its_own(client)) is not None:
         result["note"] = reason
-    if client is not None and data is None:
+    if client is not None and rows:
         population = opened.assembly.population
         rows_of_client = population.own_rows(population.members[client])
         result["own_test" if population.tested_at_clients else "validation"] = _scored(model, rows_of_client, generate)
     return result
+
+
+def _with_tests(opened: Reopened, allow_changed: bool) -> Assembly:
+    """A federation's run with the server's own test sets, which must be those of the run. Raises
+    :class:`ConfigError`."""
+    assembly, keys = opened.assembly, (TEST, MORE)
+    if not server_tests.files_of(assembly.config):
+        message = "the run's rows are at its sites, and its server has no test set: name a file of rows"
+        raise ConfigError.at(_DATA, message, _SOURCE)
+    assembly = server_tests.tested(assembly, server_tests.read(assembly.config, assembly.labels))
+    before, after = opened.directory.read("partition.json"), assembly.population.report
+    then, now = ({"partition": {key: report.get(key) for key in keys}} for report in (before, after))
+    must_equal(then, now, whatever=allow_changed, remedy=OPEN_ANYWAY, source=_SOURCE)
+    return assembly
 
 
 def _tests_of(config: RunConfig, data: str | Path | Table | None) -> str | Path | Table | None:

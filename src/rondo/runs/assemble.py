@@ -22,7 +22,6 @@ from rondo.data.labels import find_labels
 from rondo.data.named_columns import check_columns
 from rondo.data.population import Population, build
 from rondo.data.sources import load as load_source
-from rondo.data.units import Units
 from rondo.engine.client.cohorts import Cohorts, cohort_threads, one_cohort
 from rondo.engine.client.fitting import Fitting
 from rondo.engine.client.flops import Flops
@@ -253,7 +252,6 @@ def assemble(
         if dealt is not None:
             phase("tokenising")
             population = build(config, dealt, outline.task, labels)
-            _must_protect(config, population)
         phase("loading")
         model = outline.load(config, target)
         if dealt is not None:
@@ -379,18 +377,6 @@ def _best_at_clients(config: RunConfig, algorithm: Algorithm[Any], population: P
         return False
     scored = config.evaluation.clients_every > 0 and any(map(population.own_rows, population.members.values()))
     return not population.test or (algorithm.traits.personal and scored)
-
-
-def _must_protect(config: RunConfig, population: Population) -> None:
-    """Raises :class:`ConfigError` where ``delta`` protects no row of a client, since telling all of one keeps to it."""
-    privacy = config.privacy
-    if privacy.unit != "example" or privacy.delta is None:
-        return
-    for client, member in population.members.items():
-        count, what = len(Units.of(member.train)), "rows" if privacy.group is None else "persons"
-        if privacy.delta * count >= 1:
-            message = f"{privacy.delta:g} is not below 1 over the {count} {what} of {client}"
-            raise ConfigError.at("privacy.delta", f"{message}: set it to {0.1 / count:.0e} or so")
 
 
 def _must_score(config: RunConfig, algorithm: Algorithm[Any], population: Population) -> None:

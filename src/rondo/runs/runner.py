@@ -11,11 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rondo.config.checks import unprotected
 from rondo.config.load import listed, load, located
 from rondo.config.schema import RunConfig
 from rondo.data.files.tables import Table
+from rondo.data.population import Population
+from rondo.data.units import Units
 from rondo.engine.transport import Observer
-from rondo.errors import headed
+from rondo.errors import ConfigError, headed
 from rondo.runs import again, launch
 from rondo.runs.assemble import Assembly, assemble
 from rondo.runs.given import Given
@@ -184,11 +187,22 @@ _resume = resume
 def _new(config: RunConfig, device: str, given: Given, workers: RayWorkers | None, observer: Observer) -> Assembly:
     """A new run, which the workers begin to load."""
     assembly = assemble(config, device, given=given, phase=observer.phase)
+    _must_protect(assembly.config, assembly.population)
     check_samples(assembly)
     # From here on paths are absolute, because a stored configuration is read in any working directory.
     assembly = replace(assembly, config=located(assembly.config))
     set_to_work(workers, assembly, given)
     return assembly
+
+
+def _must_protect(config: RunConfig, population: Population) -> None:
+    """Raises :class:`ConfigError` where ``delta`` protects no row of a client."""
+    privacy = config.privacy
+    if privacy.unit == "example" and privacy.delta is not None:
+        counts = {name: len(Units.of(member.train)) for name, member in population.members.items()}
+        reason = unprotected(privacy.delta, counts, "rows" if privacy.group is None else "persons")
+        if reason is not None:
+            raise ConfigError.at("privacy.delta", reason)
 
 
 def _same(run: Stopped, given: Given, workers: RayWorkers | None, observer: Observer, *, whatever: bool) -> Assembly:

@@ -115,7 +115,7 @@ def test_training_steps_do_not_wait_for_the_device(kind: str, optimizer: Any, dr
 def test_kernels_chosen_for_an_accelerator(
     native: bool, bf16: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: native)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native or including_emulation)
     bf16(not native)  # concerns the processor only
     exact = choose("exact", CUDA)
     assert exact == Kernels(torch.float32, "torch", "torch, mask unread")

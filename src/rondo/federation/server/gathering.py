@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 
+from rondo.config.checks import unprotected
 from rondo.config.schema import RunConfig
 from rondo.data.labels import MOST, disagreement, merged
 from rondo.errors import ConfigError, Problem
@@ -41,6 +42,11 @@ def started(
         assembly = loaded(config, device, _agreed_labels(sites, clients, seconds, told))
     sites.offer(plan_of(config, run, assembly.labels, assembly.model_sha256))
     gather(config, sites, clients, seconds, told)
+    delta = config.privacy.delta
+    if config.privacy.unit == "example" and config.privacy.group is None and delta is not None:
+        reason = unprotected(delta, sites.examples(), "rows")  # of persons it is told no number
+        if reason is not None:
+            raise ConfigError.at("privacy.delta", reason)
     return assembly
 
 
@@ -99,7 +105,7 @@ def gather(
         least = 2 if config.privacy.secure_aggregation else 1
         fewer = f"; clients.min_clients = {count} goes on with fewer" if count >= least else ""
         take = "takes" if count == 1 else "take"
-        remedy = "mend what the sites refuse" if waiting.settled else "wait longer"
+        remedy = "mend what the sites refuse" if waiting.refused else "wait longer"
         message = f"after {seconds:g} s {count} of {len(clients)} clients {take} part, and {rule}: {remedy}{fewer}"
         raise ConfigError([Problem("--wait", message), *_missing(sites, clients).values()])
 
@@ -122,6 +128,11 @@ class _Waiting:
     def settled(self) -> bool:
         """Whether every site has answered."""
         return all(state in ("takes part", "refuses") for state, _ in self._sites.states().values())
+
+    @property
+    def refused(self) -> bool:
+        """Whether every site has answered, and one refuses."""
+        return self.settled and any(state == "refuses" for state, _ in self._sites.states().values())
 
     def tell(self) -> bool:
         """Tell of the sites if their states have changed, not too often. Always False: the wait goes on."""

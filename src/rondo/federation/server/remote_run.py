@@ -19,7 +19,7 @@ from rondo.config.schema import FaultsConfig, RunConfig
 from rondo.data.client_rows import other_rows, resolved
 from rondo.data.files.room import Room
 from rondo.data.labels import MOST
-from rondo.data.population import Member, Population
+from rondo.data.population import Member
 from rondo.data.sources import Source, read_rows
 from rondo.engine.crew import Workers
 from rondo.engine.remote import RemoteTransport
@@ -34,12 +34,12 @@ from rondo.federation.server.masked_rounds import masked_rounds
 from rondo.federation.server.saved_sum import SavedSum
 from rondo.federation.server.sites import Sites
 from rondo.params import Params
+from rondo.runs import server_tests
 from rondo.runs.assemble import Assembly, Federation, Start, assemble, looked
 from rondo.runs.samples import check_samples
 from rondo.runs.wrapping import compressed, make_algorithm
 from rondo.tasks.make import task_class
 from rondo.tasks.row_checks import value_name, value_problem
-from rondo.tasks.task import Example, Task
 
 ROWS_AT_SITES = ("data.source=", f'data.clients_from="{AT_SITES}"')
 """Overrides that say that the rows are at the sites."""
@@ -166,7 +166,7 @@ def _check_unlabelled(config: RunConfig, clients: Collection[str]) -> None:
     of the sites. Raises :class:`ConfigError`."""
     algorithm = make_algorithm(config)
     column, names = config.task.label or "", {"0": None, "1": None}
-    for key, file in _test_files(config).items():
+    for key, file in server_tests.files_of(config).items():
         table = read_rows(file, key, Room.of(config.data))
         values = {value_name(row[column]): None for row in table if value_problem(row, 0, column) is None}
         other_rows(config, file, tuple(values), key=key)
@@ -184,32 +184,15 @@ def _check_unlabelled(config: RunConfig, clients: Collection[str]) -> None:
         raise ConfigError(problems)
 
 
-def _test_files(config: RunConfig) -> dict[str, str]:
-    """The files of the test set and of more ones, by key."""
-    files = {} if config.data.test_source is None else {"data.test_source": config.data.test_source}
-    return files | {f"data.more_tests.{name}": file for name, file in config.data.more_tests.items()}
-
-
 def loaded(config: RunConfig, device: str, labels: tuple[str, ...]) -> Assembly:
     """The run without clients, its model and its test sets loaded. Raises :class:`ConfigError`."""
-    # Before the model, which may take minutes.
-    rows = {key: other_rows(config, file, labels, key=key) for key, file in _test_files(config).items()}
-    assembly = assemble(config, device, labels=labels, with_rows=False)
-    encoded = {key: tuple(assembly.task.encode(of_file)) for key, of_file in rows.items()}
-    test = encoded.get("data.test_source", ())
-    more = {name: encoded[f"data.more_tests.{name}"] for name in config.data.more_tests}
-    tests: dict[str, Any] = {"test_examples_sha256": _digest(assembly.task, test)}
-    tests["more_tests"] = {name: {"examples_sha256": _digest(assembly.task, of_set)} for name, of_set in more.items()}
-    population = Population({}, test, _report(len(test), labels) | tests, more)
-    assembly = replace(assembly, population=population)
+    rows = server_tests.read(config, labels)  # before the model, which may take minutes
+    assembly = server_tests.tested(assemble(config, device, labels=labels, with_rows=False), rows)
+    population = assembly.population
+    report = {**_report(len(population.test), labels), **population.report}
+    assembly = replace(assembly, population=replace(population, report=report))
     check_samples(assembly)
     return assembly
-
-
-def _digest(task: Task, examples: Sequence[Example]) -> str:
-    store = task.store()
-    store.add(examples)
-    return store.sha256()
 
 
 def ranks_of(

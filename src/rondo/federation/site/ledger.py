@@ -97,7 +97,7 @@ class Ledger:
     def epsilon(self, client: str, delta: float, more: Steps | None = None, *, apart_from: str = "") -> float:
         """Epsilon at ``delta`` of all steps so far on rows of ``client``, and of ``more`` steps. ``apart_from``: a run
         that does not count."""
-        return epsilon_of_steps(_added(*self._spent_on(self._file(client), apart_from), more or {}), delta)
+        return epsilon_of_steps(added(*self._spent_on(self._file(client), apart_from), more or {}), delta)
 
     def spend(self, client: str, run: str, noise: float, draws: Draws, steps: int) -> None:
         """Write ``steps`` steps of ``run`` down. They are on the disk when this returns."""
@@ -127,7 +127,7 @@ class Ledger:
     def accounts(self, delta: float) -> Iterator[tuple[str, int, float]]:
         """The digest of every file of rows that was trained on, with the number of runs, and epsilon."""
         for file, runs in self._read().items():
-            yield file, len(runs), epsilon_of_steps(_added(*self._spent_on(file)), delta)
+            yield file, len(runs), epsilon_of_steps(added(*self._spent_on(file)), delta)
 
     def _spent_on(self, file: str, apart_from: str = "") -> Iterator[Steps]:
         """The steps on every file that shares an input or a person with ``file``."""
@@ -216,7 +216,8 @@ def _marks_in(path: Path) -> set[bytes]:
     return {data[start : start + _MARK] for start in range(0, len(data), _MARK)}
 
 
-def _added(*parts: Steps) -> dict[tuple[float, float], int]:
+def added(*parts: Steps) -> dict[tuple[float, float], int]:
+    """The steps of all ``parts`` together."""
     total: dict[tuple[float, float], int] = {}
     for part in parts:
         for kind, steps in part.items():

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from rondo.config.checks import unprotected
 from rondo.config.schema import RunConfig
+from rondo.data.files.tables import Rows
 from rondo.engine.expected_upload import private_steps, trial_fits
+from rondo.errors import ConfigError
 from rondo.federation.site.contract import PrivacyTerms
-from rondo.federation.site.ledger import Ledger, Steps
+from rondo.federation.site.ledger import Ledger, Steps, added
 from rondo.federation.site.sum_allowance import steps_of
 from rondo.federation.site.term import Term
 from rondo.privacy.draws import Draws
 from rondo.runs.assemble import Assembly
+from rondo.tasks.row_checks import value_name
 
 
 def protections(config: RunConfig) -> list[str]:
@@ -68,6 +72,19 @@ def _without(config: RunConfig, has: Sequence[str]) -> str:
     return " (the server adds the noise, not this site)"
 
 
+def check_delta(allowed: PrivacyTerms, rows: Mapping[str, Rows]) -> None:
+    """Raise :class:`ConfigError` where the contract's delta protects no row, or person, of a client."""
+    if allowed.max_epsilon is None:
+        return
+    if allowed.persons is None:
+        counts, what = {client: len(own) for client, own in rows.items()}, "rows"
+    else:
+        persons = {client: {value_name(row.get(allowed.persons)) for row in own} for client, own in rows.items()}
+        counts, what = {client: len(own) for client, own in persons.items()}, "persons"
+    if (reason := unprotected(allowed.delta, counts, what)) is not None:
+        raise ConfigError.at("--contract", f"[privacy] delta = {reason}")
+
+
 def of_training(
     config: RunConfig, assembly: Assembly, allowed: PrivacyTerms, ledger: Ledger, run: str
 ) -> Iterator[Term]:
@@ -76,11 +93,12 @@ def of_training(
     if allowed.max_epsilon is None:
         return
     for name, steps in _steps(config, assembly, ledger):
-        spent = ledger.epsilon(name, allowed.delta, apart_from=run)
-        after = ledger.epsilon(name, allowed.delta, steps, apart_from=run)
+        spent, so_far = (ledger.epsilon(name, allowed.delta, apart_from=apart) for apart in (run, ""))
+        after = max(so_far, ledger.epsilon(name, allowed.delta, steps, apart_from=run))
         kept = after <= allowed.max_epsilon
         words = f"{allowed.max_epsilon:g} at delta {allowed.delta:g}, over all runs on the same rows"
-        own = f"{spent:.3g} spent by other runs, {after:.3g} after all rounds of this one"
+        with_this = f"{so_far:.3g} with what a run of this name has, " if so_far > spent else ""
+        own = f"{spent:.3g} spent by other runs, {with_this}{after:.3g} after all rounds of this one"
         yield Term(f"epsilon of {name}", "within" if kept else "more, after all rounds", words, kept, own)
 
 
@@ -93,11 +111,13 @@ def _steps(config: RunConfig, assembly: Assembly, ledger: Ledger) -> Iterator[tu
             yield name, {kind: n * config.rounds for kind, n in steps_of(ledger, noise, name, members).items()}
     elif "example-dp" in has:
         assert noise is not None
-        state = assembly.first_state()
+        state, planned = assembly.first_state(), dict[str, Steps]()
         for name, member in members.items():
             draws, steps = Draws(config.train.batch_size, len(member.train)), 0
             for round in map(assembly.round, range(config.rounds)):
                 shared = assembly.algorithm.broadcast(state, member.client, round)
                 fits = trial_fits(assembly.algorithm, shared, member.client, round)
                 steps += private_steps(fits, config.train, len(member.train))
-            yield name, {(noise, draws.probability): steps}
+            planned[name] = {(noise, draws.probability): steps}
+        for name in members:
+            yield name, added(*(planned[other] for other in ledger.sharing(name, members)))

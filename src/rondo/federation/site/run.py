@@ -17,6 +17,7 @@ from rondo.federation.identity.peers import Voice
 from rondo.federation.letter import content_of, kind_of
 from rondo.federation.plan import End, NotAPlan, Plan
 from rondo.federation.program import Program, only_program
+from rondo.federation.site import private
 from rondo.federation.site.contract import Contract
 from rondo.federation.site.desk import Desk, Exhausted
 from rondo.federation.site.joining import Declined, Offer
@@ -174,6 +175,7 @@ class _Here:
         keys = SiteKeys.read(site.keys)
         room = site.contract.rows.room
         rows = _rows(site.data, keys.clients, "--data", room())
+        private.check_delta(site.contract.privacy, rows)
         tests = _rows(site.test, keys.clients, "--test", room()) if site.test is not None else {}
         host, port = address_of(site.server)
         ca = None if site.insecure else keys.ca

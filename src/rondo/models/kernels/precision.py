@@ -55,7 +55,7 @@ def choose(precision: Literal["exact", "fast"], device: torch.device, *, quantiz
         return plain
     if quantized:
         return Kernels(plain.dtype, plain.linear, plain.attention, "the base is quantised; it is used as it is")
-    if not (faster_bf16() if cpu else torch.cuda.is_bf16_supported()):
+    if not (faster_bf16() if cpu else _cuda_bf16()):
         return Kernels(plain.dtype, plain.linear, plain.attention, "bfloat16 is no faster here")
     # On a CPU in bfloat16, the backward pass of torch's fused attention is several times slower than plain products.
     return Kernels(torch.bfloat16, plain.linear, "written out" if cpu else plain.attention)
@@ -65,7 +65,7 @@ def products(precision: Literal["exact", "fast"], device: torch.device, module: 
     """The type that a network trained whole multiplies in. With ``fast``, where bfloat16 is faster, it is bfloat16
     for networks with convolutions or wide linear layers; conversions cost narrow ones more than they gain
     (docs/dev/log/precision.md, "whole networks"). Else it is float32."""
-    faster = faster_bf16() if device.type == "cpu" else torch.cuda.is_bf16_supported()
+    faster = faster_bf16() if device.type == "cpu" else _cuda_bf16()
     gains = any(
         isinstance(layer, nn.modules.conv._ConvNd)
         or (isinstance(layer, nn.Linear) and min(layer.in_features, layer.out_features) >= _WIDE)
@@ -83,6 +83,12 @@ def faster_bf16() -> bool:
     False."""
     flags = _processor("flags", "Features")
     return bool(flags & _FASTER) or (_FASTER_BUT_FOR_INTEL in flags and not _is_intel())
+
+
+def _cuda_bf16() -> bool:
+    """Whether the current accelerator multiplies bfloat16 itself; torch's own word counts emulation too."""
+    native: bool = torch.cuda.is_bf16_supported(including_emulation=False)
+    return native
 
 
 def _is_intel() -> bool:
