@@ -101,6 +101,7 @@ def test_noise_of_rows_is_planned_as_a_client_counts_it() -> None:
         (("--noise", "inf"), "--noise"),
         (("--noise", 0.05), "--noise"),
         (("--noise", 1e300), "--noise"),
+        (("--noise", 1, "--rounds", 10**9), "--rounds"),
         (("--noise", 1, "--per-round", 11), "--per-round"),
         (("--noise", 1, "--delta", 1), "--delta"),
         (("--noise", 1, "--adversary", "server", "--colluding", 7), "--colluding"),

@@ -16,7 +16,7 @@ privacy = typer.Typer(help="Plan differential privacy before a run.", no_args_is
 
 _LOUD = 3.0
 """Noise over signal above which a method seldom learns."""
-_MOST_NOISE, _MOST_STEPS = 1e6, 10_000_000
+_MOST_NOISE, _MOST_STEPS = 1e6, 1_000_000
 """The accountant's numbers overflow above the first, and take minutes above the second."""
 _QUIETER = "few methods learn: take more clients, fewer numbers, or a larger epsilon"
 """The warning's words."""
@@ -54,6 +54,7 @@ def plan(
         from rondo.errors import ConfigError
 
         _check("rondo privacy plan", epsilon, noise)
+        _check_steps("rondo privacy plan", rounds, 1)
         if per_round is not None and per_round > clients:
             message = f"{per_round} of {clients} clients: lower it"
             raise ConfigError.at("--per-round", message, "rondo privacy plan")
@@ -117,9 +118,7 @@ def rows(
             raise ConfigError.at("--delta", f"{delta} is not above 0 and below 1 over {units}: mend it", source)
         draws = Draws(batch_size, rows)
         steps = draws.steps(local_steps, local_epochs)
-        if rounds * steps > _MOST_STEPS:
-            message = f"{rounds} rounds of {steps} steps: no more than {_MOST_STEPS:,} steps are counted; lower it"
-            raise ConfigError.at("--rounds", message, source)
+        _check_steps(source, rounds, steps)
         if noise is None:
             assert epsilon is not None
             noise = accountant.noise_for(epsilon, draws.probability, rounds * steps, delta)
@@ -155,6 +154,15 @@ def _check(source: str, epsilon: float | None, noise: float | None) -> None:
         raise ConfigError.at("--noise", too_quiet(noise), source)
     if noise is not None and noise > _MOST_NOISE:
         raise ConfigError.at("--noise", f"{noise:g} leaves nothing of a signal: {_MOST_NOISE:g} at most", source)
+
+
+def _check_steps(source: str, rounds: int, steps: int) -> None:
+    """Raises :class:`ConfigError` for more steps than are counted in seconds."""
+    from rondo.errors import ConfigError
+
+    if rounds * steps > _MOST_STEPS:
+        message = f"{rounds * steps:,} steps, and no more than {_MOST_STEPS:,} are counted: lower it"
+        raise ConfigError.at("--rounds", message, source)
 
 
 def _planned(
