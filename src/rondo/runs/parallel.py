@@ -180,7 +180,7 @@ def work() -> None:
     At the end of standard input, which is also that of the process that gives the runs, it stops after its step."""
     # A run finds no standard input, and whatever it prints goes to standard error: these two are for jobs and answers.
     jobs, answers = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
-    with open(os.devnull) as nothing:
+    with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
     stop = threading.Event()
