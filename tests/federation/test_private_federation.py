@@ -100,13 +100,9 @@ def test_key_of_the_noise_is_in_no_letter(folder: Path, tmp_path: Path) -> None:
     line = DeskLine(folder, tmp_path)
     with line.served():
         way = listening(folder)
-        serve(
-            run_of(folder, OF_CLIENTS, clients=clients),
-            way,
-            run_dir=tmp_path / "run",
-            device="cpu",
-            told=line.told.append,
-        )
+        config = run_of(folder, OF_CLIENTS, clients=clients)
+        config["data"]["more_tests"] = {"again": config["data"]["test_source"]}
+        serve(config, way, run_dir=tmp_path / "run", device="cpu", told=line.told.append)
     key = (tmp_path / "run" / "privacy.key").read_bytes()
     assert {kind for _, kind, *_ in line.heard} >= {"plan", "round"}
     letters = [part for _, _, *parts in line.heard for part in parts]
@@ -121,10 +117,12 @@ def test_key_of_the_noise_is_in_no_letter(folder: Path, tmp_path: Path) -> None:
     assert len(sites) == 2
     assert all(s.endswith("noise of the server alone, against who reads the released model") for s in sites)
     # The server's own test file is scored, since no row of a site is here.
-    scores = rondo.evaluate(tmp_path / "run", device="cpu")["test"]
+    both = rondo.evaluate(tmp_path / "run", device="cpu")
+    scores = both["test"]
+    assert both["again"] == scores
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert scores["accuracy"] == summary["after"]["global"]["accuracy"]
-    assert rondo.evaluate(tmp_path / "run" / "adapter", device="cpu")["test"] == scores
+    assert rondo.evaluate(tmp_path / "run" / "adapter", device="cpu") == both
     file = Path(tomllib.loads((tmp_path / "run" / "config.toml").read_text())["data"]["test_source"])
     whole = file.read_text(encoding="utf-8")
     file.write_text("".join(whole.splitlines(keepends=True)[:-1]), encoding="utf-8")

@@ -21,19 +21,9 @@ from rondo.errors import ConfigError, RunInterrupted
 from rondo.runs import parallel
 from rondo.runs.parallel import Job, in_processes
 from rondo.runs.storage.directory import RunDirectory
+from small_entries import LINEAR, TRAIN
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
-LINEAR: dict[str, Any] = {
-    "rounds": 2,
-    "algorithm": {"name": "rolora-linear"},
-    "model": {"name": "builtin:linear"},
-    "task": {"kind": "linear"},
-    "data": {"source": "builtin:linear", "validation_fraction": 0.0},
-    "problem": {"kind": "factors", "clients": 4, "rows": 12, "inputs": 5, "start_distance": 0.9},
-    "clients": {"weighting": "uniform"},
-    "train": {"optimizer": "sgd", "lr": 0.3, "batch_size": 12, "max_grad_norm": 0.0},
-    "evaluation": {"diagnostics_every": 0},
-}
 ENDLESS = 1_000_000
 
 
@@ -52,7 +42,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def linear(folder: Path, name: str, rounds: int = 2) -> Job:
-    return Job(name, load({**LINEAR, "rounds": rounds}), folder / name, resumes=False)
+    config = {**LINEAR, "algorithm": {"name": "rolora-linear"}, "train": TRAIN, "rounds": rounds}
+    return Job(name, load(config), folder / name, resumes=False)
 
 
 def has_begun(job: Job) -> None:
@@ -169,7 +160,7 @@ def own_code(folder: Path, name: str, lines: str, rounds: int = 2) -> Job:
         "        return super().init(*args)\n",
         encoding="utf-8",
     )
-    config = {**LINEAR, "rounds": rounds, "algorithm": {"name": f"{name}_code:Own"}}
+    config = {**LINEAR, "algorithm": {"name": f"{name}_code:Own"}, "train": TRAIN, "rounds": rounds}
     return Job(name, load(config), folder / name, resumes=False)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import tomli_w
 
+import small_entries
 from rondo.config import load
 from rondo.errors import ConfigError, RunStopped
 from rondo.reproduce import entry as entries
@@ -27,21 +28,12 @@ from rondo.runs.storage.directory import RunDirectory
 from rondo.tune.chosen import Chosen, with_tuned
 from rondo.tune.trial import Runs, Trial
 from rondo.tune.tuning import Tuning
+from small_entries import TRAIN
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
 Invoke = Callable[..., tuple[int, str]]
 
-LINEAR: dict[str, Any] = {
-    "rounds": 4,
-    "algorithm": {"name": "rolora-linear"},
-    "model": {"name": "builtin:linear"},
-    "task": {"kind": "linear"},
-    "data": {"source": "builtin:linear", "validation_fraction": 0.0},
-    "problem": {"kind": "factors", "clients": 4, "rows": 12, "inputs": 5, "start_distance": 0.9},
-    "clients": {"weighting": "uniform"},
-    "train": {"optimizer": "sgd", "lr": 0.3, "batch_size": 12, "max_grad_norm": 0.0},
-    "evaluation": {"diagnostics_every": 0},
-}
+LINEAR: dict[str, Any] = {**small_entries.LINEAR, "rounds": 4, "algorithm": {"name": "rolora-linear"}, "train": TRAIN}
 ENTRY = """
 # What would count is written before the runs.
 paper = "RoLoRA"

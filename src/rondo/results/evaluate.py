@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from rondo.data.files.tables import Table
 from rondo.errors import ConfigError, headed
 from rondo.models.networks.network import Base
 from rondo.params import Params
-from rondo.results.reopen import Reopened, handed_over, is_result, reopen
+from rondo.results.reopen import handed_over, is_result, reopen
 from rondo.runs import server_tests
 from rondo.runs.assemble import Assembly, assemble
 from rondo.runs.samples import predictor
@@ -60,16 +60,24 @@ def evaluate(
     if is_result(path):
         if client is not None:
             raise ConfigError.at("--client", _ONE_MODEL)
-        data = _tests_of(handed_over(path, check_paths=False, allow_code=allow_code, source=_SOURCE).config, data)
-        with_rows = data is None
+        config = handed_over(path, check_paths=False, allow_code=allow_code, source=_SOURCE).config
+        of_server = data is None and _is_federation(config)
+        with_rows = data is None and not of_server
         model = _handed_over(path, device, with_rows=with_rows, allow_code=allow_code, allow_changed=allow_changed)
+        if of_server:
+            model = replace(model, assembly=_with_tests(model.assembly))
         return _on_tests(model, data, generate)
+    of_server = data is None and _is_federation(RunDirectory.open(path).config())
     rows = [TEST, MORE, *(() if client is None else ("examples_sha256", "clients_sha256"))]
-    of_server = data is None and RunDirectory.open(path).config().data.clients_from == AT_SITES
     if data is not None or of_server:
         rows = []
     opened = reopen(path, device, source=_SOURCE, rows=rows, allow_code=allow_code, allow_changed=allow_changed)
-    assembly = _with_tests(opened, allow_changed) if of_server else opened.assembly
+    assembly = opened.assembly
+    if of_server:
+        assembly = _with_tests(assembly)
+        before, after = opened.directory.read("partition.json"), assembly.population.report
+        then, now = ({"partition": {key: report.get(key) for key in (TEST, MORE)}} for report in (before, after))
+        must_equal(then, now, whatever=allow_changed, remedy=OPEN_ANYWAY, source=_SOURCE)
     model = Scored(assembly, *opened.model(client))
     result = _on_tests(model, data, generate)
     if client is not None and (reason := opened.not_its_own(client)) is not None:
@@ -81,23 +89,17 @@ def evaluate(
     return result
 
 
-def _with_tests(opened: Reopened, allow_changed: bool) -> Assembly:
-    """A federation's run with the server's own test sets, which must be those of the run. Raises
-    :class:`ConfigError`."""
-    assembly, keys = opened.assembly, (TEST, MORE)
+def _is_federation(config: RunConfig) -> bool:
+    """Whether the run's rows are at its sites, so that its server has test sets alone."""
+    return config.data.clients_from == AT_SITES
+
+
+def _with_tests(assembly: Assembly) -> Assembly:
+    """A federation's run with its server's own test sets. Raises :class:`ConfigError`."""
     if not server_tests.files_of(assembly.config):
         message = "the run's rows are at its sites, and its server has no test set: name a file of rows"
         raise ConfigError.at(_DATA, message, _SOURCE)
-    assembly = server_tests.tested(assembly, server_tests.read(assembly.config, assembly.labels))
-    before, after = opened.directory.read("partition.json"), assembly.population.report
-    then, now = ({"partition": {key: report.get(key) for key in keys}} for report in (before, after))
-    must_equal(then, now, whatever=allow_changed, remedy=OPEN_ANYWAY, source=_SOURCE)
-    return assembly
-
-
-def _tests_of(config: RunConfig, data: str | Path | Table | None) -> str | Path | Table | None:
-    """``data``; of a federation, whose rows are at its sites, the server's own test file in its place."""
-    return config.data.test_source if data is None and config.data.clients_from == AT_SITES else data
+    return server_tests.tested(assembly, server_tests.read(assembly.config, assembly.labels))
 
 
 _SOURCE = "rondo evaluate"

@@ -46,7 +46,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Ended:
-    """A run whose process ended: after how many seconds, and why the run is not finished, if it is not."""
+    """A run that ended: after how many seconds, and why it is not finished, if it is not."""
 
     job: Job
     seconds: float
