@@ -73,6 +73,15 @@ def test_bound_on_a_mean(values: list[float], low: float, high: float, word: str
         assert verdict.seeds > len(values)
 
 
+def test_mean_within_its_bounds_may_be_open_by_the_corrected_probability() -> None:
+    paired = Paired.of([0.50, 0.55, 0.45, 0.51])
+    p = outside(paired, 0.4, math.inf)
+    assert judge_mean(paired, p, 0.4, math.inf).word == "holds"
+    verdict = judge_mean(paired, 9 * p, 0.4, math.inf, 9)
+    why = "the interval lies within the bounds, but p, corrected for the other claims, is not below 0.05"
+    assert (verdict.word, verdict.reason) == ("open", why)
+
+
 def test_probability_of_a_bound_is_that_of_its_nearer_end() -> None:
     paired = Paired.of([0.50, 0.52, 0.49, 0.51])
     near = Paired.of([0.05, 0.03, 0.06, 0.04])

@@ -16,10 +16,11 @@ from typer.testing import CliRunner
 
 from rondo.cli import app
 from rondo.config.papers.rows import SETTINGS
-from rondo.errors import ConfigError
+from rondo.errors import ConfigError, DiskFailed
 from rondo.reproduce import entry as entries
 from rondo.reproduce.findings import findings
 from rondo.reproduce.trials import Trials
+from rondo.runs import runner
 from small_entries import ENTRY, TRAIN, decided, page, written
 
 
@@ -125,6 +126,77 @@ def test_tuning_takes_the_best_of_one_grid_and_leaves_the_worse_half_out(tmp_pat
     }
     assert rates == {0.3}
     assert findings(trials)[0].verdict.word == "holds in direction"
+
+
+def test_full_disk_ends_the_command_and_no_run_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise DiskFailed("no space left")
+
+    path, out = written(tmp_path), tmp_path / "out"
+    with monkeypatch.context() as patched:
+        patched.setattr(runner, "run", full)
+        said = CliRunner().invoke(app, ["reproduce", str(path), "--out", str(out), "--device", "cpu"])
+    assert said.exit_code == 1
+    assert "no space left" in said.output
+    assert not (out / "own" / "stopped.json").exists()
+    decided(path, out)
+    assert not (out / "own" / "stopped.json").exists()
+
+
+def test_run_begun_otherwise_is_named_with_a_remedy_that_there_is(tmp_path: Path) -> None:
+    path, out = written(tmp_path), tmp_path / "out"
+    decided(path, out)
+    begun = next((out / "own").glob("frozen-seed-1-*"))
+    (begun / "summary.json").unlink()
+    manifest = json.loads((begun / "manifest.json").read_text(encoding="utf-8"))
+    (begun / "manifest.json").write_text(json.dumps({**manifest, "threads": 99}), encoding="utf-8")
+    for more in ([], ["--processes", "2"]):
+        said = CliRunner().invoke(app, ["reproduce", str(path), "--out", str(out), "--device", "cpu", *more])
+        words = " ".join(said.output.split())
+        assert said.exit_code == 2
+        assert "threads: " in words
+        assert "was 99, is" in words
+        assert f"or remove {begun}, and the run is made anew" in words
+        assert "--allow-nondeterministic" not in words
+
+
+def test_page_names_no_stopped_run_that_is_no_part_of_it(tmp_path: Path) -> None:
+    path, out = written(tmp_path), tmp_path / "out"
+    decided(path, out)
+    (out / "own" / "stopped.json").write_text(json.dumps({"frozen-seed-0-former": "crashed"}), encoding="utf-8")
+    decided(path, out)
+    assert not [line for line in page(out) if "stopped" in line]
+
+
+def test_page_names_every_environment_of_its_runs(tmp_path: Path) -> None:
+    path, out = written(tmp_path), tmp_path / "out"
+    decided(path, out)
+    file = next((out / "own").glob("frozen-seed-1-*")) / "manifest.json"
+    manifest = json.loads(file.read_text(encoding="utf-8"))
+    manifest |= {"threads": 99, "versions": {**manifest["versions"], "torch": "0.1"}}
+    file.write_text(json.dumps(manifest), encoding="utf-8")
+    decided(path, out)
+    made = (out / "pages" / "own.md").read_text(encoding="utf-8").splitlines()[-1]
+    assert " threads and cpu with 99 threads (" in made
+    assert ", torch 0.1 and 2." in made
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--pages", "FILE"], "is no folder to write into"),
+        (["--out", "FILE"], "is no folder to write into"),
+        (["--budget=-5s"], "is no time"),
+        (["--budget", "nans"], "is no time"),
+    ],
+)
+def test_bad_option_is_told_before_a_run(options: list[str], message: str, tmp_path: Path) -> None:
+    path = written(tmp_path)
+    given = [str(path) if option == "FILE" else option for option in options]
+    said = CliRunner().invoke(app, ["reproduce", str(path), "--out", str(tmp_path / "out"), "--device", "cpu", *given])
+    assert said.exit_code == 2
+    assert message in " ".join(said.output.split())
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

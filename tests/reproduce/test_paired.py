@@ -74,6 +74,26 @@ def test_verdict_goes_by_the_corrected_probability() -> None:
     assert judge(paired, holm([paired.p] * 20)[0], 0.1).word == "open"
 
 
+def test_open_claim_above_zero_says_that_p_is_corrected() -> None:
+    """And more seeds are needed than for an interval that excludes zero, which there is already."""
+    paired = Paired.of([0.05, 0.09, 0.02, 0.06])
+    assert paired.interval is not None
+    assert paired.interval[0] > 0
+    verdict = judge(paired, holm([paired.p] * 20)[0], 0.1, 20)
+    assert verdict.word == "open"
+    assert verdict.reason == "above zero, but p, corrected for the other claims, is not below 0.05"
+
+    def corrected(count: int) -> float:
+        return 20 * (1 - within(paired.mean * math.sqrt(count) / paired.sd, count - 1))
+
+    assert verdict.seeds is not None
+    assert corrected(verdict.seeds) < 0.05 <= corrected(verdict.seeds - 1)
+
+
+def test_one_seed_says_nothing_of_the_seeds_that_would_decide() -> None:
+    assert judge(Paired.of([0.2]), 1.0, 0.1).seeds is None
+
+
 def test_open_claim_names_the_seeds_that_would_decide_it() -> None:
     differences = [0.09, -0.03, 0.06, -0.01]
     paired = Paired.of(differences)

@@ -425,6 +425,16 @@ def test_methods_of_a_file_are_compared_each_with_its_own_values(tiny: dict[str,
     assert (one.config.train.lr, two.config.train.lr) == (0.02, 0.9)
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_labels_with_one_name_of_a_folder_get_two(processes: int, tiny: dict[str, Any], tmp_path: Path) -> None:
+    rates = {"a b": 0.1, "a-b": 0.2}
+    methods = {label: {"algorithm": {"name": "fedit"}, "train": {"lr": lr}} for label, lr in rates.items()}
+    found = rondo.compare([], {**tiny, "methods": methods}, out=tmp_path / "out", device="cpu", processes=processes)
+    assert [run["run_dir"] for run in found.runs] == ["a-b-seed-0", "a-b-seed-0-1"]
+    configs = [load(tmp_path / "out" / run["run_dir"] / "config.toml") for run in found.runs]
+    assert [config.train.lr for config in configs] == [0.1, 0.2]
+
+
 def test_method_of_full_rank_gets_no_factors_from_keys_for_all(tiny: dict[str, Any]) -> None:
     config, names = {**tiny, "methods": METHODS}, ["fedit", "fedavg:whole"]
     plan = compare.plan(names, config, sets=["adapter.r=2"], vary={"adapter.lora_alpha": [1.0, 2.0]})

@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import rondo
 from rondo.config import load
 from rondo.config.schema import RunConfig
-from rondo.errors import ConfigError, RunInterrupted
-from rondo.runs import parallel
+from rondo.errors import ConfigError, DiskFailed, RunInterrupted
+from rondo.runs import parallel, runner
 from rondo.runs.parallel import Job, in_processes
 from rondo.runs.storage.directory import RunDirectory
+from rondo.tune.trial import Runs, Trial
 from small_entries import LINEAR, TRAIN
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
@@ -103,6 +105,26 @@ def test_process_that_is_told_to_stop_takes_no_further_run(tmp_path: Path, start
     stopper.join()
     assert ended == [("one", "its process was told to stop"), ("two", None)]
     assert [process.wait() for process in started] == [0, 0]
+
+
+def test_full_disk_is_told_from_a_run_that_cannot_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a search does not note it: the run can be resumed."""
+
+    def full(*_: object, **__: object) -> None:
+        raise DiskFailed("no space left")
+
+    job = linear(tmp_path, "run")
+    told = {"device": "cpu", "threads": torch.get_num_threads(), "shows_rounds": False, "name": "run"}
+    told |= {"config": job.config.model_dump(mode="json", exclude_unset=True), "run_dir": "x", "resumes": False}
+    monkeypatch.setattr(runner, "run", full)
+    answer = parallel._made(told, threading.Event())
+    assert answer == {"stopped": "no space left", "disk_failed": True}
+    ended = parallel.Ended(job, 1.0, "no space left", disk_failed=True)
+    monkeypatch.setattr(parallel, "in_processes", lambda *_, **__: iter([ended]))
+    runs = Runs(tmp_path)
+    with pytest.raises(DiskFailed, match="no space left"):
+        list(runs.make_all([Trial("one", 0, job.config, job.run_dir, {})], "cpu", processes=2))
+    assert not runs.stopped
 
 
 def test_refused_run_ends_the_others(tmp_path: Path, started: list[Any]) -> None:

@@ -51,9 +51,12 @@ def _seconds(text: str) -> float:
     from rondo.errors import ConfigError
 
     try:
-        return float(text[:-1]) * _UNITS[text[-1:]]
+        seconds = float(text[:-1]) * _UNITS[text[-1:]]
     except (ValueError, KeyError):
-        raise ConfigError.at("--budget", f"{text!r} is no time: give 90s, 30m or 2h") from None
+        seconds = math.nan
+    if not seconds >= 0:
+        raise ConfigError.at("--budget", f"{text!r} is no time: give 90s, 30m or 2h")
+    return seconds
 
 
 def _decide(names: list[str], data: Path, out: Path, pages: Path, device: str, processes: int, end: float) -> None:
@@ -61,7 +64,11 @@ def _decide(names: list[str], data: Path, out: Path, pages: Path, device: str, p
     from rondo.reproduce import entry as entries
     from rondo.reproduce import page
     from rondo.reproduce.trials import Trials
+    from rondo.runs.storage import durable
 
+    for option, folder in (("--out", out), ("--pages", pages)):
+        if (why := durable.no_folder(folder)) is not None:
+            raise ConfigError.at(option, f"{str(folder)!r} is no folder to write into: {why}; name another")
     work: list[Any] = []
     for name in names:
         try:

@@ -89,11 +89,15 @@ def finished(trials: Trials) -> list[Trial]:
 def _decided(entry: Entry, numbers: Sequence[Paired | None]) -> list[Decided | None]:
     """The verdict on each claim, p corrected for all of them; None of a claim without numbers."""
     p = [None if n is None else _probability(claim, n, entry) for claim, n in zip(entry.claims, numbers, strict=True)]
-    corrected = iter(holm([one for one in p if one is not None]))
+    corrected = holm([one for one in p if one is not None])
+    claims, left = len(corrected), iter(corrected)
     decided = list[Decided | None]()
     for claim, paired, one in zip(entry.claims, numbers, p, strict=True):
-        of_all = None if one is None else next(corrected)
-        decided.append(None if paired is None else Decided(paired, of_all, _verdict(claim, paired, of_all, entry)))
+        of_all = None if one is None else next(left)
+        if paired is None:
+            decided.append(None)
+        else:
+            decided.append(Decided(paired, of_all, _verdict(claim, paired, of_all, claims, entry)))
     return decided
 
 
@@ -165,12 +169,12 @@ def _probability(claim: Contrast | Bound, paired: Paired, entry: Entry) -> float
     return outside(paired, *_limits(claim, entry)) if claim.of == "mean" else None
 
 
-def _verdict(claim: Contrast | Bound, paired: Paired, p: float | None, entry: Entry) -> Verdict:
+def _verdict(claim: Contrast | Bound, paired: Paired, p: float | None, claims: int, entry: Entry) -> Verdict:
     if isinstance(claim, Contrast):
         assert p is not None
-        return judge(paired, p, claim.paper)
+        return judge(paired, p, claim.paper, claims)
     if p is not None:
-        return judge_mean(paired, p, *_limits(claim, entry))
+        return judge_mean(paired, p, *_limits(claim, entry), claims)
     return judge_runs(paired.differences, *_limits(claim, entry))
 
 

@@ -101,7 +101,7 @@ def _page(trials: Trials, of_claims: Sequence[Finding], curves: Mapping[str, lis
         edges = {arm: entry.tuning.at_edge(trials.tuned(arm)) for arm in curves}
         if at_edge := [f"{arm} ({_listed(keys)})" for arm, keys in edges.items() if keys]:
             lines += ["", f"At an edge of the grid, so that a wider one may suit them better: {', '.join(at_edge)}."]
-    for folder, why in trials.stopped.items():
+    for folder, why in trials.stopped_here().items():
         counts = "is the worst of its arm's trials" if folder.startswith("tuning/") else "counts with its last score"
         lines += ["", f"{folder} stopped and {counts}: {why}"]
     lines += ["", _made(trials), ""]
@@ -256,15 +256,19 @@ def _made(trials: Trials) -> str:
             f"No run that counts is there yet, only trials of the tuning: {tried}, in {trials.spent() / 3600:.2f} h. "
             f"What is missing takes {hours}."
         )
-    manifest = RunDirectory(runs[0].folder).manifest()
-    versions = ", ".join(f"{name} {version}" for name, version in sorted(manifest["versions"].items()))
+    manifests = [RunDirectory(run.folder).manifest() for run in runs]
+    of_names: dict[str, list[str]] = {}
+    for name, version in sorted({pair for manifest in manifests for pair in manifest["versions"].items()}):
+        of_names.setdefault(name, []).append(version)
+    versions = ", ".join(f"{name} {' and '.join(several)}" for name, several in of_names.items())
+    ways = sorted({f"{manifest['device']} with {manifest['threads']} threads" for manifest in manifests})
     left = ""
     if missing := trials.missing():
         seeds = _listed(dict.fromkeys(trial.seed for trial in missing))
         left = f" {len(missing)} runs are missing, of the seeds {seeds}, about {trials.seconds() / 3600:.1f} h."
     return (
-        f"{trials.spent() / 3600:.2f} h of runs, tuning included, on {manifest['device']} with {manifest['threads']} "
-        f"threads ({platform.machine()}); {versions}.{left}"
+        f"{trials.spent() / 3600:.2f} h of runs, tuning included, on {' and '.join(ways)} "
+        f"({platform.machine()}); {versions}.{left}"
     )
 
 
@@ -317,8 +321,8 @@ def _index(pages: Path) -> str:
 
 
 def _row(*cells: Any) -> str:
-    """A line of a table. A stroke in a cell, as of a norm, would end it."""
-    return "| " + " | ".join(str(cell).replace("|", r"\|") for cell in cells) + " |"
+    """A line of a table, which a stroke in a cell, as of a norm, or a new line would end."""
+    return "| " + " | ".join(" ".join(str(cell).split()).replace("|", r"\|") for cell in cells) + " |"
 
 
 def _listed(values: Iterable[Any]) -> str:

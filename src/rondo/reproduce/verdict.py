@@ -14,32 +14,34 @@ Word = Literal["holds", "holds in direction", "refuted", "open"]
 
 _MOST = 1000
 """The most seeds that are named to decide an open claim."""
+_BY_P = f"but p, corrected for the other claims, is not below {1 - LEVEL:.2g}"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verdict, its reason, and for an open claim the number of seeds that would decide it if mean and deviation stay
-    (None: more than a thousand, or not to be told from one)."""
+    """A verdict, its reason, and for an open claim a number of seeds that would decide it if mean and deviation stay,
+    whatever the other claims of the table come to (None: more than a thousand, or not to be told from one)."""
 
     word: Word
     reason: str
     seeds: int | None = None
 
 
-def judge(paired: Paired, p: float, paper: float | None) -> Verdict:
+def judge(paired: Paired, p: float, paper: float | None, claims: int = 1) -> Verdict:
     """Hold differences against half of the paper's effect, the least that would still be its claim.
 
-    ``p``: that of ``paired``, corrected for the other contrasts of the table.
+    ``p``: that of ``paired``, corrected for the other claims of the table.
     ``paper``: the paper's effect, above zero in the direction of its claim; None if it prints none, and then only the
     direction can hold.
+    ``claims``: how many ``p`` is corrected for.
 
     Significantly above zero and at least the half: *holds*. Above zero only: *holds in direction*. Otherwise *refuted*
     if the 95 % interval excludes the half (without a number: zero, from below), and *open* if not.
     """
     if paired.interval is None:
-        return Verdict("open", "one seed has no interval", 2)
+        return Verdict("open", "one seed has no interval")
     least = 0.0 if paper is None else paper / 2
-    high = paired.interval[1]
+    low, high = paired.interval
     if paired.mean > 0 and p < 1 - LEVEL:
         if paper is None:
             return Verdict("holds in direction", "above zero; the paper prints no number")
@@ -49,8 +51,8 @@ def judge(paired: Paired, p: float, paper: float | None) -> Verdict:
     if high < least:
         half = "half of the paper's effect" if paper is not None else "zero"
         return Verdict("refuted", f"the interval lies below {half}")
-    margin = abs(paired.mean) if paper is None else max(paired.mean, least - paired.mean)
-    return Verdict("open", "the interval excludes neither zero nor half of the effect", _deciding(paired, margin))
+    why = "the interval excludes neither zero nor half of the effect" if low <= 0 else f"above zero, {_BY_P}"
+    return Verdict("open", why, _deciding(paired, paired.mean, least - paired.mean, claims))
 
 
 def one_sided(verdict: Verdict, *, larger: bool, smaller: bool) -> Verdict:
@@ -90,24 +92,33 @@ def outside(paired: Paired, low: float, high: float) -> float:
     return max(side.p if side.mean > 0 else 1.0 for side in sides)
 
 
-def judge_mean(paired: Paired, p: float, low: float, high: float) -> Verdict:
+def judge_mean(paired: Paired, p: float, low: float, high: float, claims: int = 1) -> Verdict:
     """Hold the mean of the values of runs against bounds.
 
     ``p``: that of :func:`outside`, corrected for the other claims of the table.
+    ``claims``: how many it is corrected for.
 
     Significantly inside: *holds*. *Refuted* if the 95 % interval lies outside, and otherwise *open*.
     """
     if paired.interval is None:
-        return Verdict("open", "one seed has no interval", 2)
+        return Verdict("open", "one seed has no interval")
     if p < 1 - LEVEL:
         return Verdict("holds", "the mean lies within the bounds")
     if paired.interval[0] > high or paired.interval[1] < low:
         return Verdict("refuted", "the interval lies outside the bounds")
-    margin = max(min(high - paired.mean, paired.mean - low), paired.mean - high, low - paired.mean)
-    return Verdict("open", "the interval lies across a bound", _deciding(paired, margin))
+    inside = low <= paired.interval[0] and paired.interval[1] <= high
+    why = f"the interval lies within the bounds, {_BY_P}" if inside else "the interval lies across a bound"
+    within = min(high - paired.mean, paired.mean - low)
+    return Verdict("open", why, _deciding(paired, within, -within, claims))
 
 
-def _deciding(paired: Paired, margin: float) -> int | None:
-    """The number of seeds whose interval would be narrower than ``margin`` on each side."""
-    counts = range(len(paired.differences) + 1, _MOST + 1)
-    return next((n for n in counts if quantile(LEVEL, n - 1) * paired.sd / math.sqrt(n) < margin), None)
+def _deciding(paired: Paired, to_hold: float, to_refute: float, claims: int) -> int | None:
+    """The number of seeds whose interval would be narrower on each side than ``to_hold`` at the level of p, which is
+    corrected for ``claims``, or than ``to_refute`` at that of the interval."""
+    corrected = 1 - (1 - LEVEL) / claims
+
+    def would(n: int) -> bool:
+        error = paired.sd / math.sqrt(n)
+        return quantile(corrected, n - 1) * error < to_hold or quantile(LEVEL, n - 1) * error < to_refute
+
+    return next((n for n in range(len(paired.differences) + 1, _MOST + 1) if would(n)), None)

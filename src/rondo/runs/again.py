@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rondo.config.load import located
@@ -13,7 +14,7 @@ from rondo.errors import ConfigError, Problem
 from rondo.runs.given import Given
 from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory
-from rondo.runs.storage.manifest import must_equal, recorded
+from rondo.runs.storage.manifest import RESUME_ANYWAY, must_equal, recorded
 
 _FILES = (
     "manifest.json",  # first: without it the folder no longer counts as a run
@@ -98,6 +99,18 @@ def changes(directory: RunDirectory, config: RunConfig, given: Given) -> Sequenc
     if simulation.workers is not None and simulation.workers != there.simulation.workers:
         sets.append(f"simulation.workers={simulation.workers}")
     return sets
+
+
+@contextlib.contextmanager
+def one_of_many(run_dir: str | Path) -> Iterator[None]:
+    """Within, a refusal to go on with the run in ``run_dir`` names it, with a remedy for a command that makes many runs
+    and has no option to resume one anyway."""
+    try:
+        yield
+    except ConfigError as error:
+        problems = [problem for problem in error.problems if problem != RESUME_ANYWAY]
+        message = f"go on as it was begun, or remove {shlex.quote(str(run_dir))}, and the run is made anew"
+        raise ConfigError([*problems, Problem("--out", message)], str(run_dir)) from None
 
 
 def clear(run_dir: str | Path) -> None:

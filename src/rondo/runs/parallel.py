@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from rondo.config.schema import RunConfig
-from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested, visible
+from rondo.errors import ConfigError, DiskFailed, Problem, RunInterrupted, RunStopped, StopRequested, visible
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from rondo.runs.parallel import work; work()"
 _ANSWER = b"rondo answers: "
@@ -52,6 +52,8 @@ class Ended:
     seconds: float
     stopped: str | None = None
     """The reason of a run that cannot finish."""
+    disk_failed: bool = False
+    """Whether the reason is the disk, so that it can be resumed once that has room."""
     died: str | None = None
     """How its process ended, of one that did not end by itself."""
 
@@ -161,11 +163,12 @@ class _Worker:
         except queue.Empty:
             how = f"ended with exit code {self.process.returncode}"
             return Ended(self._job, seconds, died=f"its process {how}"), False
-        if "path" in answer:
-            raise ConfigError.at(answer["path"], f"{self._job.name}: {answer['reason']}", source)
+        if "problems" in answer:
+            problems = [Problem(path, f"{self._job.name}: {reason}") for path, reason in answer["problems"]]
+            raise ConfigError(problems, source)
         if "interrupted" in answer:
             return Ended(self._job, seconds, died="its process was told to stop"), False
-        return Ended(self._job, seconds, stopped=answer.get("stopped")), True
+        return Ended(self._job, seconds, answer.get("stopped"), answer.get("disk_failed", False)), True
 
     def end(self) -> None:
         """Have the process end, after the step that it is in."""
@@ -220,7 +223,7 @@ def _made(told: dict[str, Any], stop: threading.Event) -> dict[str, Any]:
 
     torch.set_num_threads(told["threads"])
     torch.manual_seed(0)  # code of the user's own that draws without a generator: the same in whichever process
-    from rondo.runs import runner
+    from rondo.runs import again, runner
     from rondo.runs.watching.progress import Lines, Quiet
 
     config, name = RunConfig.model_validate(told["config"]), told["name"]
@@ -228,14 +231,14 @@ def _made(told: dict[str, Any], stop: threading.Event) -> dict[str, Any]:
     try:
         if told["resumes"]:
             # The user has named the code again, in the same configuration.
-            runner.resume(told["run_dir"], device=told["device"], allow_code=True, observer=observer, stop=stop)
+            with again.one_of_many(told["run_dir"]):
+                runner.resume(told["run_dir"], device=told["device"], allow_code=True, observer=observer, stop=stop)
         else:
             runner.run(config, run_dir=told["run_dir"], device=told["device"], observer=observer, stop=stop)
     except RunStopped as error:
-        return {"stopped": str(error)}
+        return {"stopped": str(error), "disk_failed": isinstance(error, DiskFailed)}
     except ConfigError as error:
-        first = error.problems[0]
-        return {"path": first.path, "reason": first.message}
+        return {"problems": [(problem.path, problem.message) for problem in error.problems]}
     except (RunInterrupted, StopRequested):
         return {"interrupted": True}
     if told["shows_rounds"]:

@@ -26,6 +26,10 @@ class Search:
         """The trials to make next; none once ``arm`` is tuned."""
         return self._made(arm)[0]
 
+    def trials(self, arm: str) -> list[Trial]:
+        """The trials so far, and those to make next."""
+        return [trial for row in self._made(arm)[1] for trial in row]
+
     def point(self, arm: str) -> Point:
         """The point that ``arm`` takes. It must be tuned."""
         missing, rows = self._made(arm)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rondo.config.schema import RunConfig
-from rondo.errors import ConfigError, RunStopped
+from rondo.errors import ConfigError, DiskFailed, RunStopped
 from rondo.runs.reason import reason
 from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory, to_toml
@@ -215,17 +215,21 @@ class Runs:
         return self.has_stopped(trial) or RunDirectory(trial.folder).finished
 
     def make(self, trial: Trial, device: str, observer: Observer | None, stop: threading.Event | None) -> None:
-        """Make a run, or go on with it. One that cannot finish is noted, and counts with its last score. Without an
-        observer nothing is said of its rounds: a search has hundreds of runs."""
-        from rondo.runs import runner
+        """Make a run, or go on with it. One that cannot finish is noted, and counts with its last score; one that a
+        full disk ends is not. Without an observer nothing is said of its rounds: a search has hundreds of runs.
+        Raises :class:`DiskFailed`, and otherwise as :func:`rondo.run` does."""
+        from rondo.runs import again, runner
         from rondo.runs.watching.progress import Quiet
 
         observer = observer or Quiet()
         try:
             if trial.has_begun:
-                runner.resume(trial.folder, device=device, allow_code=True, observer=observer, stop=stop)
+                with again.one_of_many(trial.folder):
+                    runner.resume(trial.folder, device=device, allow_code=True, observer=observer, stop=stop)
             else:
                 runner.run(trial.config, run_dir=trial.folder, device=device, observer=observer, stop=stop)
+        except DiskFailed:
+            raise
         except RunStopped as error:
             self._note(trial, str(error))
 
@@ -256,6 +260,8 @@ class Runs:
             trial = places[ended.job.run_dir]
             if ended.died is not None:
                 raise RunStopped(f"{trial}: {ended.died}; give it more memory, or run fewer at a time")
+            if ended.disk_failed:
+                raise DiskFailed(ended.stopped)
             if ended.stopped is not None:
                 self._note(trial, ended.stopped)
             yield trial, ended.seconds
@@ -267,7 +273,8 @@ class Runs:
     def _note(self, trial: Trial, message: str) -> None:
         self.stopped[self._key(trial)] = reason(message, trial.config, trial.folder)
         content = json.dumps(self.stopped, indent=2, ensure_ascii=False).encode()
-        durable.write_all(self.folder, {"stopped.json": content})
+        with durable.written(self.folder):
+            durable.write_all(self.folder, {"stopped.json": content})
 
     def _key(self, trial: Trial) -> str:
         return trial.folder.relative_to(self.folder).as_posix()

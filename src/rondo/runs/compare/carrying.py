@@ -81,7 +81,9 @@ def carry_out(
     runs, stopped = [], []
     partitions: dict[str, tuple[str, Any]] = {}
     settled = Settled(given)
-    everything = [place(folder, variant, settled) for variant in variants]
+    everything = list[Planned]()
+    for variant in variants:
+        everything.append(place(folder, variant, settled, {planned.run_dir for planned in everything}))
     reasons = _side_by_side(everything, processes, device, stop) if processes > 1 else {}
     for planned in everything:
         if (why := reasons.get(planned.run_dir)) is not None:
@@ -126,7 +128,7 @@ def make(
     stop: threading.Event | None = None,
 ) -> None:
     """Run ``planned``, or what is left of it. Raises as :func:`rondo.run` does."""
-    from rondo.runs import runner
+    from rondo.runs import again, runner
 
     objects = {
         "train": given.train,
@@ -140,7 +142,8 @@ def make(
         runner.run(planned.config, run_dir=planned.run_dir, **common)
     elif planned.state == "unfinished":
         # The user has named the code again, in the same configuration.
-        runner.resume(planned.run_dir, allow_code=True, **common)
+        with again.one_of_many(planned.run_dir):
+            runner.resume(planned.run_dir, allow_code=True, **common)
 
 
 def _checked(variants: Sequence[Variant]) -> Sequence[Variant]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -74,13 +74,13 @@ class Settled:
         return variant.config.model_copy(update=dict(self._known[variant.data_keys]))
 
 
-def place(folder: Path, variant: Variant, settled: Settled) -> Planned:
-    """The folder of a run, and its state. Nothing is ever deleted: if another configuration has the name, the run
-    takes the next free one."""
+def place(folder: Path, variant: Variant, settled: Settled, taken: Set[Path] = frozenset()) -> Planned:
+    """The folder of a run, and its state. Nothing is ever deleted: if another configuration has the name, or a run that
+    is to be made takes it (``taken``), the run takes the next free one."""
     stem = folder / variant.folder
     path, count = stem, 1
-    while path.exists():
-        if _holds(path, variant, settled):
+    while path.exists() or path in taken:
+        if path.exists() and _holds(path, variant, settled):
             return Planned(variant, path, "finished" if RunDirectory(path).finished else "unfinished")
         path, count = stem.with_name(f"{stem.name}-{count}"), count + 1
     return Planned(variant, path, "new")
