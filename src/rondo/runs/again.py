@@ -103,14 +103,14 @@ def changes(directory: RunDirectory, config: RunConfig, given: Given) -> Sequenc
 
 @contextlib.contextmanager
 def one_of_many(run_dir: str | Path) -> Iterator[None]:
-    """Within, a refusal to go on with the run in ``run_dir`` names it, with a remedy for a command that makes many runs
-    and has no option to resume one anyway."""
+    """Within, a refusal to go on with the run in ``run_dir`` names it. Where its remedy is the option to resume
+    anyway, which a command that makes many runs has not, it is another."""
+    message = f"go on as it was begun, or remove {shlex.quote(str(run_dir))}, and the run is made anew"
     try:
         yield
     except ConfigError as error:
-        problems = [problem for problem in error.problems if problem != RESUME_ANYWAY]
-        message = f"go on as it was begun, or remove {shlex.quote(str(run_dir))}, and the run is made anew"
-        raise ConfigError([*problems, Problem("--out", message)], str(run_dir)) from None
+        problems = [Problem("--out", message) if problem == RESUME_ANYWAY else problem for problem in error.problems]
+        raise ConfigError(problems, str(run_dir)) from None
 
 
 def clear(run_dir: str | Path) -> None:
