@@ -35,6 +35,8 @@ def write_data(folder: Path) -> Path:
         write_rows(folder / "glue_stsb" / f"{split}.parquet", pairs)
         same = [{**pair, "label": i % 2} for i, pair in enumerate(pairs)]
         write_rows(folder / "glue_mrpc" / f"{split}.parquet", same)
+        asked = [{"question1": text(4), "question2": text(3), "label": i % 2} for i in range(count)]
+        write_rows(folder / "glue_qqp" / f"{split}.parquet", asked)
         answered = [{"question": text(4), "sentence": text(6), "label": i % 2} for i in range(count)]
         write_rows(folder / "glue_qnli" / f"{split}.parquet", answered)
         answers = [

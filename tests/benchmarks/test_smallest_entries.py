@@ -20,7 +20,7 @@ ROWS = {
     "mnist/mnist.npz": "grey.npz",
     "fashion_mnist": "grey.npz",
     "cifar10": "coloured.npz",
-    **{name: name for name in ("glue_sst2", "glue_mrpc", "glue_qnli", "twitter_airline/train.parquet")},
+    **{name: name for name in ("glue_sst2", "glue_mrpc", "glue_qnli", "glue_qqp", "twitter_airline/train.parquet")},
 }
 """The made-up rows in place of an entry's file."""
 
@@ -65,6 +65,12 @@ def without_none(tree: dict[str, Any]) -> dict[str, Any]:
 def homes_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sentences of the demo are drawn once, not for every run."""
     monkeypatch.setattr(homes, "homes", cache(homes.homes))
+
+
+def test_files_of_all_entries_have_made_up_rows(tmp_path: Path) -> None:
+    data = write_data(tmp_path)
+    files = {file for name in entries.names() for file in entries.read(name).files}
+    assert all((data / ROWS[file]).exists() for file in files)
 
 
 @pytest.mark.slow

@@ -337,14 +337,6 @@ def test_finished_runs_on_pictures_are_not_repeated(tmp_path: Path) -> None:
     assert made(tmp_path / "out") == before
 
 
-@pytest.mark.slow
-def test_changed_data_under_the_same_name_is_refused(copy: Path, tiny: dict[str, Any]) -> None:
-    path = copy / run_dir("fedit", 0) / "partition.json"
-    path.write_text(json.dumps(read(path) | {"rows": 23}))
-    with pytest.raises(ConfigError, match="fedsa-lora-seed-0 has another partition than fedit-seed-0"):
-        rondo.compare(NAMES, tiny, out=copy, device="cpu")
-
-
 # --- the command ---------------------------------------------------------------------------------------------------
 
 

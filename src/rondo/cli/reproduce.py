@@ -79,6 +79,13 @@ def _decide(names: list[str], data: Path, out: Path, pages: Path, device: str, p
             print(visible(f"{name} is left out: {error.problems[0].message}"), flush=True)
     with stoppable(repeated) as stop:
         for trials in sorted(work, key=lambda trials: trials.seconds()):
+            try:
+                trials.check_done(trials.here(), device, "rondo reproduce")
+            except ConfigError as error:
+                if len(names) == 1:
+                    raise
+                print(visible(f"{trials.name} is left out: {error}"), flush=True)
+                continue
             if stale := [arm for arm in trials.entry.tuned if trials.entry.kept(arm) is None]:
                 others = "are of another grid, score or configuration, so it is searched again"
                 print(visible(f"{trials.name}: the tuned values of {', '.join(stale)} {others}"), flush=True)

@@ -140,6 +140,7 @@ def _searched(work: Any, device: str, processes: int) -> Any:
     from rondo.errors import ConfigError, Problem, visible
 
     quiet_libraries()
+    work.check_done(work.here(), device, _SOURCE)
     with stoppable(repeated) as stop:
         while missing := work.missing_of_tuning():
             for trial, seconds in work.make_all(missing, device, processes=processes, stop=stop):

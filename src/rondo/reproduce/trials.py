@@ -79,11 +79,14 @@ class Trials(Runs):
         """The trials of the tuning that are finished."""
         return len(list((self.folder / "tuning").glob("*/summary.json")))
 
-    def stopped_here(self) -> dict[str, str]:
-        """Those that could not finish among the runs and trials of the entry as it is now, with the reason."""
+    def here(self) -> list[Trial]:
+        """The runs and trials of the entry as it is now, as far as it is tuned."""
         trials = [] if self._search is None else [t for arm in self.entry.arms for t in self._search.trials(arm)]
-        runs = [] if self.missing_of_tuning() else self.runs()
-        here = [self._key(trial) for trial in [*trials, *runs]]
+        return trials if self.missing_of_tuning() else [*trials, *self.runs()]
+
+    def stopped_here(self) -> dict[str, str]:
+        """Those of them that could not finish, with the reason."""
+        here = [self._key(trial) for trial in self.here()]
         return {folder: why for folder, why in self.stopped.items() if folder in here}
 
     def curve(self, trial: Trial) -> Curve:

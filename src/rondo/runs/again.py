@@ -38,6 +38,8 @@ _FILES = (
 )
 """Everything that a run writes."""
 
+REPLACE = Problem("overwrite", "to replace the run, set overwrite=True in place of resume=True; or name another folder")
+
 
 def check_free(run_dir: str | Path | None, *, overwrite: bool) -> None:
     """Raise :class:`ConfigError`, in the words of a program, if ``run_dir`` cannot be made or, unless ``overwrite``,
@@ -87,12 +89,8 @@ def changes(directory: RunDirectory, config: RunConfig, given: Given) -> Sequenc
     if now.task.today is None:
         now = now.model_copy(update={"task": now.task.model_copy(update={"today": there.task.today})})
     now = now.model_copy(update={"rounds": there.rounds})
-    remedy = Problem(
-        "overwrite", "to replace the run, set overwrite=True in place of resume=True; or name another folder"
-    )
-    must_equal(
-        {"config": recorded(there)}, {"config": recorded(now)}, whatever=False, remedy=remedy, source="rondo.run"
-    )
+    then = {"config": recorded(there)}
+    must_equal(then, {"config": recorded(now)}, whatever=False, remedy=REPLACE, source="rondo.run")
     sets = [f"rounds={config.rounds}"] if config.rounds != there.rounds else []
     if simulation.engine != there.simulation.engine:
         sets.append(f'simulation.engine="{simulation.engine}"')

@@ -27,6 +27,7 @@ from rondo.runs.loop import Onlooker
 from rondo.runs.samples import check_samples
 from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.storage.manifest import must_equal, rows_of
+from rondo.runs.taken import check_taken
 from rondo.runs.watching.logger import logged
 from rondo.runs.watching.notebook import in_notebook, notebook_progress
 from rondo.runs.watching.result import RunResult
@@ -87,6 +88,8 @@ def run(
     again.check_flags(run_dir, resume=resume, overwrite=overwrite)
     if resume and (directory := again.held(run_dir)) is not None:
         changed = again.changes(directory, settings, given)
+        if directory.finished:
+            check_taken([(directory.path, settings)], device, again.REPLACE, "rondo.run", given)
         # The user has named the code again, in the same configuration.
         return _resume(
             directory.path,

@@ -72,6 +72,10 @@ class Methods(Runs):
         """The trials to make next, until every method is tuned."""
         return [trial for label in self.configs for trial in self._search.missing(label)]
 
+    def here(self) -> list[Trial]:
+        """The trials so far, and those to make next."""
+        return [trial for label in self.configs for trial in self._search.trials(label)]
+
     def chosen(self) -> dict[str, Chosen]:
         """The point of each method, with the scores of its trials. All methods must be tuned."""
         searched = digest({"config": self.content, "tuning": self.tuning.model_dump()})

@@ -18,7 +18,7 @@ import re
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +29,7 @@ from rondo.errors import ConfigError, DiskFailed, RunStopped
 from rondo.runs.reason import reason
 from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory, to_toml
+from rondo.runs.taken import OTHER_FOLDER, check_taken
 from rondo.tune.tuning import Point
 
 if TYPE_CHECKING:
@@ -213,6 +214,12 @@ class Runs:
     def done(self, trial: Trial) -> bool:
         """Whether there is nothing left to do of a run."""
         return self.has_stopped(trial) or RunDirectory(trial.folder).finished
+
+    def check_done(self, trials: Iterable[Trial], device: str, source: str) -> None:
+        """Raise :class:`ConfigError` for a run that is done and was made from other rows, another model or other code
+        than its configuration names today."""
+        done = ((trial.folder, trial.config) for trial in trials if trial.has_begun and self.done(trial))
+        check_taken(done, device, OTHER_FOLDER, source)
 
     def make(self, trial: Trial, device: str, observer: Observer | None, stop: threading.Event | None) -> None:
         """Make a run, or go on with it. One that cannot finish is noted, and counts with its last score; one that a

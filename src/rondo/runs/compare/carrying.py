@@ -19,6 +19,7 @@ from rondo.runs.compare.written import written
 from rondo.runs.given import NOTHING, Given
 from rondo.runs.reason import reason
 from rondo.runs.storage.directory import RunDirectory
+from rondo.runs.taken import OTHER_FOLDER, check_taken
 
 if TYPE_CHECKING:
     from rondo.algorithm import Algorithm
@@ -84,6 +85,8 @@ def carry_out(
     everything = list[Planned]()
     for variant in variants:
         everything.append(place(folder, variant, settled, {planned.run_dir for planned in everything}))
+    finished = ((planned.run_dir, planned.config) for planned in everything if planned.state == "finished")
+    check_taken(finished, device, OTHER_FOLDER, _SOURCE, given)
     reasons = _side_by_side(everything, processes, device, stop) if processes > 1 else {}
     for planned in everything:
         if (why := reasons.get(planned.run_dir)) is not None:
