@@ -11,19 +11,21 @@ import sys
 import tarfile
 from pathlib import Path
 
+from rondo.runs.storage.manifest import rows_of
+
 RUNS = Path(__file__).parents[1] / "results" / "runs"
-KEPT = ("manifest.json", "metrics.jsonl", "summary.json")
+KEPT = ("manifest.json", "metrics.jsonl", "summary.json", "partition.json")
 OF_MANIFEST = ("versions", "python", "device", "threads", "code_sha256")
 """The rest says where the data were, and more of the machine."""
 PARTITION = "partition.json"
-"""Kept of a run that stopped, which has no summary: it tells the number of clients."""
+"""It tells the number of clients, and the digests of the rows, by which another finds that theirs are the same."""
 
 
 def content(file: Path) -> bytes:
     """What is kept of a file."""
     if file.name == PARTITION:
-        clients = json.loads(file.read_text(encoding="utf-8"))["clients"]
-        return json.dumps({"clients": list(range(len(clients)))}).encode()
+        partition = json.loads(file.read_text(encoding="utf-8"))
+        return json.dumps({"clients": list(range(len(partition["clients"]))), **rows_of(partition)}).encode()
     if file.name != "manifest.json":
         return file.read_bytes()
     manifest = json.loads(file.read_text(encoding="utf-8"))
@@ -36,7 +38,7 @@ def pack(out: Path, name: str, to: Path) -> None:
     stopped = out / name / "stopped.json"
     ended = [summary.parent for summary in (out / name).rglob("summary.json")]
     cut = [out / name / run for run in json.loads(stopped.read_text(encoding="utf-8"))] if stopped.exists() else []
-    files = {stopped, *(run / kept for run in (*ended, *cut) for kept in KEPT), *(run / PARTITION for run in cut)}
+    files = {stopped, *(run / kept for run in (*ended, *cut) for kept in KEPT)}
     with tarfile.open(to / f"{name}.tar.xz", "w:xz") as archive:
         for file in sorted(file for file in files if file.exists()):
             entry = tarfile.TarInfo(file.relative_to(out).as_posix())

@@ -31,16 +31,18 @@ def check_taken(
     ``device``: as for :func:`rondo.run`.
     ``source``: the command, for faults.
 
-    Not compared are rows and models that come with Rondo, whose version is in the manifest, and digests that another
-    version of Rondo did not write.
+    Not compared are rows and models that come with Rondo, whose version is in the manifest, and digests that a run
+    lacks because another version wrote it, or because only its records are there (docs/results/runs).
     """
     known: dict[str, dict[str, Any]] = {}
     for run_dir, config in runs:
-        directory = RunDirectory.open(run_dir)
+        directory = RunDirectory(run_dir)
+        parts = directory.manifest()
+        if (run_dir / "partition.json").exists():
+            parts["partition"] = rows_of(directory.read("partition.json"))
         if config.task.today is None:  # a run is of its day, whenever it is taken
-            today = directory.config().task.today
+            today = parts.get("config", {}).get("task", {}).get("today")
             config = config.model_copy(update={"task": config.task.model_copy(update={"today": today})})
-        parts = {"partition": rows_of(directory.read("partition.json")), **directory.manifest()}
         then = {key: parts[key] for key in ("partition", *_MODEL) if key in parts}
         now = {**_rows(config, given, known), **_model(config, given, device, known)}
         must_equal(then, _both(now, then), whatever=False, remedy=remedy, source=f"{source}: {run_dir}")
