@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,14 @@ from rondo.reproduce.findings import findings
 from rondo.reproduce.trials import Trials
 from rondo.runs import runner
 from small_entries import ENTRY, TRAIN, decided, page, written
+
+
+@pytest.fixture(scope="module")
+def decided_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an entry that is decided; do not write into it."""
+    folder = tmp_path_factory.mktemp("decided")
+    decided(written(folder), folder / "out")
+    return folder
 
 
 def test_entry_comes_to_its_verdict_and_keeps_it(tmp_path: Path) -> None:
@@ -225,6 +234,57 @@ def test_entry_that_is_none_is_refused(tmp_path: Path, changes: dict[str, Any], 
     with pytest.raises(ConfigError, match=message) as refused:
         entries.read(str(written(tmp_path, **changes)))
     assert refused.value.problems[0].path == path
+
+
+def test_page_of_ones_own_entry_tells_its_command(tmp_path: Path) -> None:
+    path = written(tmp_path).rename(tmp_path / "my own.toml")
+    decided(path, tmp_path / "out")
+    pages = tmp_path / "out" / "pages"
+    assert "    rondo reproduce 'my own.toml'" in (pages / "my own.md").read_text(encoding="utf-8").splitlines()
+    index = (pages / "README.md").read_text(encoding="utf-8")
+    assert "`rondo reproduce 'my own.toml'`" in index
+    assert "[alternating is nearer](<my own.md>)" in index
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (f"{entries.names()[0]}.toml", "whose runs and page it would share: rename the file"),
+        ("ReadMe.toml", "has the name of the page of all entries"),
+        ("\udcff.toml", "is no name in UTF-8"),
+    ],
+)
+@pytest.mark.parametrize("command", ["reproduce", "tune"])
+def test_file_whose_page_would_be_anothers_is_refused(command: str, name: str, message: str, tmp_path: Path) -> None:
+    tuning = {"grid": {"train.lr": [0.1, 0.3]}, "seeds": [7], "held_out": 0.0}
+    try:
+        path = written(tmp_path, tuning=tuning).rename(tmp_path / name)
+    except OSError:
+        pytest.skip("this disk has no such names")
+    result = CliRunner().invoke(app, [command, str(path), "--out", str(tmp_path / "out")])
+    assert result.exit_code == 2
+    assert message in result.output
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "3", "not JSON"])
+@pytest.mark.parametrize(
+    "name", ["RUN/summary.json", "RUN/manifest.json", "RUN/metrics.jsonl", "stopped.json", "facts"]
+)
+def test_damaged_file_is_named_with_a_remedy(name: str, content: str, decided_once: Path, tmp_path: Path) -> None:
+    shutil.copytree(decided_once, tmp_path, dirs_exist_ok=True)
+    out = tmp_path / "out"
+    run = next((out / "own").glob("frozen-seed-0-*")).name
+    file = out / "pages" / "facts" / "a.json" if name == "facts" else out / "own" / name.replace("RUN", run)
+    file.write_text(content, encoding="utf-8")
+    result = CliRunner().invoke(app, ["reproduce", str(tmp_path / "own.toml"), "--out", str(out), "--budget", "0s"])
+    if (name, content) == ("stopped.json", "{}"):
+        assert result.exit_code == 0
+        return
+    assert result.exit_code == 2, result.output
+    place = file.parent if name.startswith("RUN") else file
+    assert f"--out: {str(place)!r}: " in result.output
+    assert "remove it, and what is missing is made anew" in result.output
 
 
 def test_missing_files_and_names_are_told(tmp_path: Path) -> None:

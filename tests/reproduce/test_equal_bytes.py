@@ -26,6 +26,15 @@ def test_dearer_method_holds_at_the_end_and_fails_at_equal_bytes(tmp_path: Path)
     assert finding.equal_bytes.verdict.word == "refuted"
 
 
+def test_scores_that_differ_by_rounding_are_one_score(tmp_path: Path) -> None:
+    trials = made(tmp_path, entry(), {"dear": (20, [0.0, 0.3]), "cheap": (20, [0.0, 0.1 + 0.2])})
+    for trial in trials.runs():
+        write(trial.folder, 20, [0.3 if trial.arm == "dear" else 0.1 + 0.2])
+    (finding,) = findings(trials)
+    assert finding.paired.differences == (0.0, 0.0, 0.0)
+    assert (finding.p, finding.verdict.word) == (1.0, "refuted")
+
+
 def test_mean_of_the_last_scores_is_taken_at_equal_bytes_too(tmp_path: Path) -> None:
     trials = made(tmp_path, entry(last=2), {"dear": (20, [0.0, 0.1, 3.0, 4.0]), "cheap": (10, [1.0, 1.5, 2.0, 2.5])})
     (finding,) = findings(trials)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -52,6 +56,22 @@ def options(
     """Options of ``rondo`` itself."""
 
 
+@contextmanager
+def _full_disk_told() -> Iterator[None]:
+    """Within, output that a full disk does not take ends the process with a line and exit code 1."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python tells at its end that it could not write the rest
+        print(f"stopped: the output cannot be written: {error.strerror}", file=sys.stderr)
+        sys.exit(1)
+
+
 def main() -> None:
     """Entry point of ``rondo``.
 
@@ -66,7 +86,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a name may have characters that the terminal's encoding has not
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        with asked_by_bash():
+        with asked_by_bash(), _full_disk_told():
             app(prog_name="rondo")
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

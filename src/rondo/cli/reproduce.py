@@ -72,7 +72,7 @@ def _decide(names: list[str], data: Path, out: Path, pages: Path, device: str, p
     work: list[Any] = []
     for name in names:
         try:
-            work.append(Trials(Path(name).stem, entries.read(name), out, data))
+            work.append(Trials(name, entries.read(name), out, data))
         except ConfigError as error:
             if len(names) == 1:
                 raise

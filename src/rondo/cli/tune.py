@@ -126,7 +126,7 @@ def _tune_entry(target: str, text: str, to: Path | None, data: Path, out: Path, 
     is_own = target not in entries.names() and path.exists()
     file = path if is_own and to in (None, path) else _new_file(to)
     with_tuned(text, {})  # refuses a file that cannot be written back, before the first trial
-    work = Trials(path.stem, entry, out, data)
+    work = Trials(target, entry, out, data)
     chosen = _searched(work, device, processes)
     if is_own and path.read_text(encoding="utf-8-sig") != text:
         raise ConfigError.at(target, "was changed during the search: run the same command again", _SOURCE)

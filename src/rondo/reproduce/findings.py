@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rondo.errors import ConfigError
 from rondo.reproduce.entry import Bound, Contrast, Entry
-from rondo.reproduce.paired import Paired, holm
+from rondo.reproduce.paired import ROUNDING, Paired, holm
 from rondo.reproduce.trials import Trials
 from rondo.reproduce.verdict import Verdict, judge, judge_mean, judge_runs, one_sided, outside
 from rondo.tune.trial import Curve, Trial
@@ -139,7 +139,8 @@ def _unreached(claim: Contrast | Bound, entry: Entry, curves: _Curves, seeds: Se
 
 
 def _difference(contrast: Contrast, scores: Mapping[_Key, float], seed: int) -> float:
-    return sum(scores[arm, seed] for arm in contrast.plus) - sum(scores[arm, seed] for arm in contrast.minus)
+    plus, minus = (math.fsum(scores[arm, seed] for arm in arms) for arms in (contrast.plus, contrast.minus))
+    return 0.0 if math.isclose(plus, minus, rel_tol=ROUNDING) else plus - minus
 
 
 def _at_equal_bytes(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shlex
 import statistics
 from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import zip_longest
@@ -19,7 +20,7 @@ from rondo.reproduce.paired import Paired, one_value
 from rondo.reproduce.trials import Trials
 from rondo.reproduce.verdict import Verdict
 from rondo.runs.storage import durable
-from rondo.runs.storage.directory import RunDirectory
+from rondo.runs.storage.directory import RunDirectory, as_written
 from rondo.tune.trial import Curve
 
 _FACTS = "facts"
@@ -60,7 +61,7 @@ def _page(trials: Trials, of_claims: Sequence[Finding], curves: Mapping[str, lis
         "",
         f"{entry.paper}, {entry.item}. {entry.differs}",
         "",
-        f"    rondo reproduce {trials.name}",
+        f"    rondo reproduce {shlex.quote(trials.target)}",
         "",
         f"Score: `{entry.metric}`{', its decimal logarithm' if entry.log10 else ''}"
         + _taken(entry)
@@ -256,18 +257,22 @@ def _made(trials: Trials) -> str:
             f"No run that counts is there yet, only trials of the tuning: {tried}, in {trials.spent() / 3600:.2f} h. "
             f"What is missing takes {hours}."
         )
-    manifests = [RunDirectory(run.folder).manifest() for run in runs]
+    pairs, ways = set[tuple[str, str]](), set[str]()
+    for run in runs:
+        with as_written(run.folder):
+            manifest = RunDirectory(run.folder).manifest()
+            pairs |= manifest["versions"].items()
+            ways.add(f"{manifest['device']} with {manifest['threads']} threads")
     of_names: dict[str, list[str]] = {}
-    for name, version in sorted({pair for manifest in manifests for pair in manifest["versions"].items()}):
+    for name, version in sorted(pairs):
         of_names.setdefault(name, []).append(version)
     versions = ", ".join(f"{name} {' and '.join(several)}" for name, several in of_names.items())
-    ways = sorted({f"{manifest['device']} with {manifest['threads']} threads" for manifest in manifests})
     left = ""
     if missing := trials.missing():
         seeds = _listed(dict.fromkeys(trial.seed for trial in missing))
         left = f" {len(missing)} runs are missing, of the seeds {seeds}, about {trials.seconds() / 3600:.1f} h."
     return (
-        f"{trials.spent() / 3600:.2f} h of runs, tuning included, on {' and '.join(ways)} "
+        f"{trials.spent() / 3600:.2f} h of runs, tuning included, on {' and '.join(sorted(ways))} "
         f"({platform.machine()}); {versions}.{left}"
     )
 
@@ -283,7 +288,8 @@ def _facts(trials: Trials, of_claims: Sequence[Finding]) -> dict[str, Any]:
             "equal_bytes_per_client": "-" if finding.equal_bytes is None else finding.equal_bytes.verdict.word,
         }
     hours = (trials.spent(), trials.seconds() if trials.missing() else 0.0)
-    return {"paper": entry.paper, "item": entry.item, "claims": claims, "seconds": hours}
+    target = {} if trials.target == trials.name else {"target": trials.target}
+    return {"paper": entry.paper, "item": entry.item, **target, "claims": claims, "seconds": hours}
 
 
 def _index(pages: Path) -> str:
@@ -301,23 +307,28 @@ def _index(pages: Path) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for file in sorted((pages / _FACTS).glob("*.json")):
-        facts = json.loads(file.read_text(encoding="utf-8"))
-        spent, missing = (f"{seconds / 3600:.1f}" for seconds in facts["seconds"])
-        for claim in facts["claims"]:
-            lines.append(
-                _row(
-                    f"{facts['paper']}, {facts['item']}",
-                    f"[{claim['claim']}]({file.stem}.md)",
-                    claim["paper"],
-                    claim.get("here", "-"),
-                    claim.get("seeds", 0),
-                    claim.get("verdict", "open"),
-                    claim.get("equal_bytes_per_client", "-"),
-                    f"{spent}, {missing}",
-                    f"`rondo reproduce {file.stem}`",
-                )
-            )
+        with as_written(file):
+            lines += _rows_of(RunDirectory(file.parent).read(file.name), file.stem)
     return "\n".join([*lines, ""])
+
+
+def _rows_of(facts: Mapping[str, Any], name: str) -> list[str]:
+    """The lines of an entry's claims in the page of all entries."""
+    spent, missing = (f"{seconds / 3600:.1f}" for seconds in facts["seconds"])
+    return [
+        _row(
+            f"{facts['paper']}, {facts['item']}",
+            f"[{claim['claim']}](<{name}.md>)" if " " in name else f"[{claim['claim']}]({name}.md)",
+            claim["paper"],
+            claim.get("here", "-"),
+            claim.get("seeds", 0),
+            claim.get("verdict", "open"),
+            claim.get("equal_bytes_per_client", "-"),
+            f"{spent}, {missing}",
+            f"`rondo reproduce {shlex.quote(facts.get('target', name))}`",
+        )
+        for claim in facts["claims"]
+    ]
 
 
 def _row(*cells: Any) -> str:

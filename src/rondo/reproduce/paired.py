@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rondo.report.student import LEVEL, quantile, within
 
-_ROUNDING = 1e-9
+ROUNDING = 1e-9
 """The largest relative difference of two results of one calculation: in float64 some 1e-15, times hundreds of steps."""
 
 
@@ -44,7 +44,7 @@ class Paired:
 
 def one_value(values: Sequence[float]) -> bool:
     """Whether several values are one but for rounding: then their number says nothing."""
-    return len(values) > 1 and all(math.isclose(value, values[0], rel_tol=_ROUNDING) for value in values)
+    return len(values) > 1 and all(math.isclose(value, values[0], rel_tol=ROUNDING) for value in values)
 
 
 def holm(probabilities: Sequence[float]) -> list[float]:

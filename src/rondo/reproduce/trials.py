@@ -14,6 +14,7 @@ import statistics
 from pathlib import Path
 
 from rondo.errors import ConfigError
+from rondo.reproduce import entry as entries
 from rondo.reproduce.entry import Entry
 from rondo.tune.chosen import Chosen
 from rondo.tune.search import Search
@@ -24,14 +25,18 @@ from rondo.tune.tuning import Point
 class Trials(Runs):
     """The runs of an entry under ``out``."""
 
-    def __init__(self, name: str, entry: Entry, out: Path, data: Path) -> None:
-        """``data``: the folder of the entry's files. Raises :class:`ConfigError` for files that are not there."""
-        super().__init__(out / name)
-        self.name, self.entry, self.data = name, entry, data
+    def __init__(self, target: str, entry: Entry, out: Path, data: Path) -> None:
+        """``target``: the entry's name, or the file of one of the user's own. ``data``: the folder of its data. Raises
+        :class:`ConfigError` for files that are not there, and for a name that cannot be that of a page."""
+        self.target, self.name = Path(target).name, Path(target).stem
+        if problem := _no_page(self.target, self.name):
+            raise ConfigError.at("NAME", f"{target!r} {problem}: rename the file")
+        super().__init__(out / self.name)
+        self.entry, self.data = entry, data
         self._search = None if entry.tuning is None else Search(self, entry.tuning, entry.score, self._tuning_trial)
         for file, where in entry.files.items():
             if not (data / file).exists():
-                message = f"{name} needs {file!r}, which is not in {str(data)!r}; it is to be had from {where}"
+                message = f"{self.name} needs {file!r}, which is not in {str(data)!r}; it is to be had from {where}"
                 raise ConfigError.at("--data", message)
 
     def missing(self) -> list[Trial]:
@@ -103,3 +108,16 @@ class Trials(Runs):
         more = {**point, "data.validation_fraction": share} if share else point
         folder = place(self.folder / "tuning", arm, seed, self.entry.run(arm, seed, Path(), more, check=False))
         return Trial(arm, seed, self.entry.run(arm, seed, self.data, more), folder, point, True, bool(share))
+
+
+def _no_page(target: str, name: str) -> str | None:
+    """The reason why no page can have the name of the file ``target``; None if one can."""
+    if target != name and name in entries.names():
+        return "has the name of an entry that comes with Rondo, whose runs and page it would share"
+    if name.lower() == "readme":
+        return "has the name of the page of all entries"
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return "is no name in UTF-8"
+    return None

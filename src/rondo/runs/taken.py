@@ -12,7 +12,7 @@ from rondo.config.checks import BUILTINS, own_names
 from rondo.config.schema import RunConfig
 from rondo.errors import Problem
 from rondo.runs.given import NOTHING, Given
-from rondo.runs.storage.directory import RunDirectory
+from rondo.runs.storage.directory import RunDirectory, as_written
 from rondo.runs.storage.manifest import must_equal, rows_of
 
 OTHER_FOLDER = Problem("--out", "bring back what the finished run had, or name another folder for new runs")
@@ -37,11 +37,12 @@ def check_taken(
     known: dict[str, dict[str, Any]] = {}
     for run_dir, config in runs:
         directory = RunDirectory(run_dir)
-        parts = directory.manifest()
-        if (run_dir / "partition.json").exists():
-            parts["partition"] = rows_of(directory.read("partition.json"))
-        if config.task.today is None:  # a run is of its day, whenever it is taken
+        with as_written(run_dir):
+            parts = directory.manifest()
+            if (run_dir / "partition.json").exists():
+                parts["partition"] = rows_of(directory.read("partition.json"))
             today = parts.get("config", {}).get("task", {}).get("today")
+        if config.task.today is None:  # a run is of its day, whenever it is taken
             config = config.model_copy(update={"task": config.task.model_copy(update={"today": today})})
         then = {key: parts[key] for key in ("partition", *_MODEL) if key in parts}
         now = {**_rows(config, given, known), **_model(config, given, device, known)}

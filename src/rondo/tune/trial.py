@@ -28,7 +28,7 @@ from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, DiskFailed, RunStopped
 from rondo.runs.reason import reason
 from rondo.runs.storage import durable
-from rondo.runs.storage.directory import RunDirectory, to_toml
+from rondo.runs.storage.directory import RunDirectory, as_written, to_toml
 from rondo.runs.taken import OTHER_FOLDER, check_taken
 from rondo.tune.tuning import Point
 
@@ -131,7 +131,11 @@ class Score:
 
     def curve(self, trial: Trial) -> Curve:
         """The values of a run that is done. Raises :class:`ConfigError` if its record has none, or one without the
-        logarithm that is asked for."""
+        logarithm that is asked for, or is not as a run writes it."""
+        with as_written(trial.folder):
+            return self._curve(trial)
+
+    def _curve(self, trial: Trial) -> Curve:
         directory, total = RunDirectory(trial.folder), 0
         summary = directory.read("summary.json") if directory.finished else None
         before = {} if summary is None else summary["measures"]["before"]
@@ -206,7 +210,9 @@ class Runs:
     def stopped(self) -> dict[str, str]:
         """Runs that could not finish, by folder, with the reason."""
         file = self.folder / "stopped.json"
-        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
+        with as_written(file):
+            told = RunDirectory(self.folder).read(file.name) if file.exists() else {}
+            return {str(run): str(why) for run, why in told.items()}
 
     def has_stopped(self, trial: Trial) -> bool:
         return self._key(trial) in self.stopped
@@ -275,7 +281,11 @@ class Runs:
 
     def took(self) -> list[float]:
         """Seconds of each run that is finished."""
-        return [r.read("summary.json")["seconds"]["all"] for r in self._finished()]
+        seconds = []
+        for directory in self._finished():
+            with as_written(directory.path):
+                seconds.append(float(directory.read("summary.json")["seconds"]["all"]))
+        return seconds
 
     def _note(self, trial: Trial, message: str) -> None:
         self.stopped[self._key(trial)] = reason(message, trial.config, trial.folder)

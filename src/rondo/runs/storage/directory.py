@@ -19,7 +19,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -150,6 +151,22 @@ class RunDirectory:
             return [json.loads(line) for line in self.metrics.read_bytes().splitlines()]
         except (OSError, ValueError) as error:
             raise ConfigError.at("RUN_DIR", f"metrics.jsonl cannot be read: {error}") from None
+
+
+@contextmanager
+def as_written(place: Path) -> Iterator[None]:
+    """Within, what ``place``, a run's folder or a file beside runs, has not as Rondo writes it is told with it."""
+    try:
+        yield
+    except ConfigError as error:
+        if error.problems[0].path != "RUN_DIR":
+            raise
+        why = error.problems[0].message
+    except (KeyError, TypeError, AttributeError) as error:
+        why = f"has something that Rondo does not write ({type(error).__name__}: {error})"
+    else:
+        return
+    raise ConfigError.at("--out", f"{str(place)!r}: {why}; remove it, and what is missing is made anew")
 
 
 def to_toml(config: RunConfig) -> str:
