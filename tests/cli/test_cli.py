@@ -388,6 +388,16 @@ def test_version(invoke: Invoke) -> None:
     assert invoke("--version") == (0, f"rondo {rondo.__version__}\n")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
+@pytest.mark.parametrize("command", [("reproduce", "list"), ("list",), ("--version",), ("--help",)])
+def test_output_that_a_full_disk_does_not_take_is_told(command: tuple[str, ...]) -> None:
+    with open("/dev/full", "wb") as full:
+        call = [sys.executable, "-c", "from rondo.cli import main; main()", *command]
+        done = subprocess.run(call, stdout=full, stderr=subprocess.PIPE, check=False, text=True, encoding="utf-8")
+    assert done.stderr == "stopped: the output cannot be written: No space left on device\n"
+    assert done.returncode == 1
+
+
 def test_shell_completion_completes_commands() -> None:
     """The variables that bash sets; without an answer, bash completes file names."""
     code = "import sys; sys.argv = ['rondo']; from rondo.cli import main; main()"
