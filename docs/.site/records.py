@@ -29,7 +29,10 @@ def content(file: Path) -> bytes:
     if file.name != "manifest.json":
         return file.read_bytes()
     manifest = json.loads(file.read_text(encoding="utf-8"))
-    return json.dumps({key: manifest[key] for key in OF_MANIFEST}).encode()
+    kept = {key: manifest[key] for key in OF_MANIFEST}
+    if (today := manifest.get("config", {}).get("task", {}).get("today")) is not None:
+        kept["config"] = {"task": {"today": today}}  # rows follow from it where a chat template prints it
+    return json.dumps(kept).encode()
 
 
 def pack(out: Path, name: str, to: Path) -> None:

@@ -398,6 +398,13 @@ def test_output_that_a_full_disk_does_not_take_is_told(command: tuple[str, ...])
     assert done.returncode == 1
 
 
+def test_closed_output_is_no_fault() -> None:
+    code = "import os, sys; os.close(1); os.execv(sys.executable, [sys.executable, '-c', sys.argv[1], '--version'])"
+    call = [sys.executable, "-c", code, "from rondo.cli import main; main()"]
+    done = subprocess.run(call, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_shell_completion_completes_commands() -> None:
     """The variables that bash sets; without an answer, bash completes file names."""
     code = "import sys; sys.argv = ['rondo']; from rondo.cli import main; main()"

@@ -243,14 +243,15 @@ def test_page_of_ones_own_entry_tells_its_command(tmp_path: Path) -> None:
     assert "    rondo reproduce 'my own.toml'" in (pages / "my own.md").read_text(encoding="utf-8").splitlines()
     index = (pages / "README.md").read_text(encoding="utf-8")
     assert "`rondo reproduce 'my own.toml'`" in index
-    assert "[alternating is nearer](<my own.md>)" in index
+    assert "[alternating is nearer](my%20own.md)" in index
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         (f"{entries.names()[0]}.toml", "whose runs and page it would share: rename the file"),
-        ("ReadMe.toml", "has the name of the page of all entries"),
+        ("ReadMe.toml", "has a name that a folder of pages takes for another use"),
+        ("..toml", "has a name that a folder of pages takes for another use"),
         ("\udcff.toml", "is no name in UTF-8"),
     ],
 )
@@ -265,6 +266,24 @@ def test_file_whose_page_would_be_anothers_is_refused(command: str, name: str, m
     assert result.exit_code == 2
     assert message in result.output
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["summary.json", "manifest.json", "metrics.jsonl"])
+def test_damaged_entry_is_left_out_of_all(
+    name: str, decided_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = shutil.copytree(decided_once / "out", tmp_path / "out")
+    (out / "own").rename(out / "one")
+    shutil.copytree(out / "one", out / "two")
+    text = (decided_once / "own.toml").read_text(encoding="utf-8")
+    monkeypatch.setattr(entries, "names", lambda: ["one", "two"])
+    monkeypatch.setattr(entries, "text", lambda name: text)
+    (next((out / "one").glob("frozen-seed-0-*")) / name).write_text("{", encoding="utf-8")
+    result = CliRunner().invoke(app, ["reproduce", "all", "--out", str(out), "--budget", "0s"])
+    assert result.exit_code == 2
+    said = result.output.splitlines()
+    assert [line for line in said if line.startswith("one is left out: --out: ")]
+    assert said[-1] == f"two: {out / 'pages' / 'two.md'}"
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", "3", "not JSON"])

@@ -66,9 +66,11 @@ def test_values_that_a_search_has_chosen_are_on_its_page(name: str) -> None:
 def test_records_of_a_run_tell_its_rows_and_the_number_of_its_clients_and_no_name(tmp_path: Path) -> None:
     run = tmp_path / "out" / "own" / "wild-seed-0"
     run.mkdir(parents=True)
+    kept = {"versions": {}, "python": "3", "device": "cpu", "threads": 1, "code_sha256": {}}
+    task = {"task": {"today": "2026-11-25"}}
     contents = {
         "metrics.jsonl": "{}",
-        "manifest.json": json.dumps({"versions": {}, "python": "3", "device": "cpu", "threads": 1, "code_sha256": {}}),
+        "manifest.json": json.dumps({**kept, "platform": "mine", "config": {**task, "data": {"source": "here"}}}),
         "partition.json": json.dumps(
             {"clients": {"somebody": {"train": 3}, "another": {"train": 4}}, "rows": 7, "examples_sha256": "c0ffee"}
         ),
@@ -86,9 +88,10 @@ def test_records_of_a_run_tell_its_rows_and_the_number_of_its_clients_and_no_nam
     with tarfile.open(tmp_path / "to" / "own.tar.xz") as packed:
         packed.extractall(tmp_path / "again", filter="data")
     again = tmp_path / "again" / "own" / run.name
-    kept = json.loads((again / "partition.json").read_text(encoding="utf-8"))
-    assert (kept["clients"], kept["rows"], kept["examples_sha256"]) == ([0, 1], 7, "c0ffee")
-    assert "somebody" not in str(kept)
+    told = json.loads((again / "partition.json").read_text(encoding="utf-8"))
+    assert (told["clients"], told["rows"], told["examples_sha256"]) == ([0, 1], 7, "c0ffee")
+    assert "somebody" not in str(told)
+    assert json.loads((again / "manifest.json").read_text(encoding="utf-8")) == {**kept, "config": task}
     assert sorted(file.name for file in again.iterdir()) == sorted(contents)
 
 

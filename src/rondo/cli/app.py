@@ -63,7 +63,8 @@ def _full_disk_told() -> Iterator[None]:
         try:
             yield
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:  # closed by who started the process
+                sys.stdout.flush()
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rondo.cli.app import Device, Processes
 from rondo.cli.completion import reproducible
-from rondo.cli.process import quiet_libraries, repeated, stoppable, user_errors
+from rondo.cli.process import USER_ERROR, quiet_libraries, repeated, stoppable, user_errors
 from rondo.errors import headed
+
+if TYPE_CHECKING:
+    from rondo.reproduce.trials import Trials
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
@@ -60,41 +65,56 @@ def _seconds(text: str) -> float:
 
 
 def _decide(names: list[str], data: Path, out: Path, pages: Path, device: str, processes: int, end: float) -> None:
+    """Decide entries, the cheapest first. Of several, one that cannot be is left out with a line; unless its data are
+    not there, the command then ends as for a fault of the input."""
     from rondo.errors import ConfigError, visible
     from rondo.reproduce import entry as entries
-    from rondo.reproduce import page
     from rondo.reproduce.trials import Trials
     from rondo.runs.storage import durable
 
     for option, folder in (("--out", out), ("--pages", pages)):
         if (why := durable.no_folder(folder)) is not None:
             raise ConfigError.at(option, f"{str(folder)!r} is no folder to write into: {why}; name another")
-    work: list[Any] = []
-    for name in names:
+    work: list[tuple[float, Trials]] = []
+    faulty = False
+
+    @contextmanager
+    def left_out(name: str) -> Iterator[None]:
+        nonlocal faulty
         try:
-            work.append(Trials(name, entries.read(name), out, data))
+            yield
         except ConfigError as error:
             if len(names) == 1:
                 raise
-            print(visible(f"{name} is left out: {error.problems[0].message}"), flush=True)
+            faulty |= any(problem.path != "--data" for problem in error.problems)
+            print(visible(f"{name} is left out: {'; '.join(map(str, error.problems))}"), flush=True)
+
+    for name in names:
+        with left_out(name):
+            trials = Trials(name, entries.read(name), out, data)
+            work.append((trials.seconds(), trials))
     with stoppable(repeated) as stop:
-        for trials in sorted(work, key=lambda trials: trials.seconds()):
-            try:
-                trials.check_done(trials.here(), device, "rondo reproduce")
-            except ConfigError as error:
-                if len(names) == 1:
-                    raise
-                print(visible(f"{trials.name} is left out: {error}"), flush=True)
-                continue
-            if stale := [arm for arm in trials.entry.tuned if trials.entry.kept(arm) is None]:
-                others = "are of another grid, score or configuration, so it is searched again"
-                print(visible(f"{trials.name}: the tuned values of {', '.join(stale)} {others}"), flush=True)
-            while time.monotonic() < end and (missing := trials.missing()):
-                for trial, seconds in trials.make_all(missing, device, processes=processes, stop=stop, end=end):
-                    print(f"{trials.name}: {trial}, {seconds:.0f} s", flush=True)
-            for finding in page.write(trials, pages):
-                print(f"{trials.name}: {finding.of.claim}: {page.at_end(finding, trials)}, {finding.verdict.word}")
-                if (of_bytes := finding.equal_bytes) is not None:
-                    shown = f"{page.here(finding.of, of_bytes, trials)}, {of_bytes.verdict.word}"
-                    print(f"{trials.name}: {finding.of.claim}, at equal bytes per client: {shown}")
-            print(f"{trials.name}: {pages / trials.name}.md", flush=True)
+        for _, trials in sorted(work, key=lambda pair: pair[0]):
+            with left_out(trials.name):
+                _decide_one(trials, pages, device, processes, stop, end)
+    if faulty:
+        raise typer.Exit(USER_ERROR)
+
+
+def _decide_one(trials: Trials, pages: Path, device: str, processes: int, stop: Any, end: float) -> None:
+    from rondo.errors import visible
+    from rondo.reproduce import page
+
+    trials.check_done(trials.here(), device, "rondo reproduce")
+    if stale := [arm for arm in trials.entry.tuned if trials.entry.kept(arm) is None]:
+        others = "are of another grid, score or configuration, so it is searched again"
+        print(visible(f"{trials.name}: the tuned values of {', '.join(stale)} {others}"), flush=True)
+    while time.monotonic() < end and (missing := trials.missing()):
+        for trial, seconds in trials.make_all(missing, device, processes=processes, stop=stop, end=end):
+            print(f"{trials.name}: {trial}, {seconds:.0f} s", flush=True)
+    for finding in page.write(trials, pages):
+        print(f"{trials.name}: {finding.of.claim}: {page.at_end(finding, trials)}, {finding.verdict.word}")
+        if (of_bytes := finding.equal_bytes) is not None:
+            shown = f"{page.here(finding.of, of_bytes, trials)}, {of_bytes.verdict.word}"
+            print(f"{trials.name}: {finding.of.claim}, at equal bytes per client: {shown}")
+    print(f"{trials.name}: {pages / trials.name}.md", flush=True)

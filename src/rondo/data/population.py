@@ -282,12 +282,14 @@ def _grouped(test: TestRows) -> dict[str, Rows]:
 
 
 def _owners(members: Members) -> str:
-    """SHA-256 of the clients' ids and their numbers of examples, in the order of the examples. With the digest of the
-    examples themselves it says whose each one is."""
+    """SHA-256 of the clients' ids and their numbers of examples, in the order of the examples, and of the units of
+    privacy that several share. With the digest of the examples themselves it says whose each one is."""
     digest = hashlib.sha256()
     for name, member in members.items():
-        counts = [len(member.train), len(member.validation), *([len(member.test)] if member.test else [])]
-        digest.update(json.dumps([name, *counts]).encode())
+        told = [name, len(member.train), len(member.validation), *([len(member.test)] if member.test else [])]
+        if member.units is not None:
+            told.append(list(member.units))
+        digest.update(json.dumps(told).encode())
     return digest.hexdigest()
 
 

@@ -111,7 +111,7 @@ def _numbers(claim: Contrast | Bound, entry: Entry, curves: _Curves, seeds: Sequ
         return [_difference(claim, scores, seed) for seed in seeds]
     if claim.factor is not None:
         return [curves[claim.arm, seed].largest_factor() for seed in seeds]
-    numbers = [scores[claim.arm, seed] - (scores[claim.less, seed] if claim.less else 0.0) for seed in seeds]
+    numbers = [_less(scores[claim.arm, seed], scores[claim.less, seed] if claim.less else 0.0) for seed in seeds]
     return numbers if claim.of == "mean" else [score.unscaled(number) for number in numbers]
 
 
@@ -139,8 +139,12 @@ def _unreached(claim: Contrast | Bound, entry: Entry, curves: _Curves, seeds: Se
 
 
 def _difference(contrast: Contrast, scores: Mapping[_Key, float], seed: int) -> float:
-    plus, minus = (math.fsum(scores[arm, seed] for arm in arms) for arms in (contrast.plus, contrast.minus))
-    return 0.0 if math.isclose(plus, minus, rel_tol=ROUNDING) else plus - minus
+    return _less(*(math.fsum(scores[arm, seed] for arm in arms) for arms in (contrast.plus, contrast.minus)))
+
+
+def _less(one: float, other: float) -> float:
+    """Their difference; 0 where it is rounding."""
+    return 0.0 if math.isclose(one, other, rel_tol=ROUNDING) else one - other
 
 
 def _at_equal_bytes(

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from rondo.report import comparisons
 from rondo.report.summary import WITHHELD, weakest_guarantee
@@ -89,7 +90,7 @@ def _page(trials: Trials, of_claims: Sequence[Finding], curves: Mapping[str, lis
             "",
             *_guarantees(curves),
             f"![Scores over rounds{' and over bytes per client' * comparisons.over_bytes(_lines(trials, curves))}]"
-            f"({trials.name}.png)",
+            f"({quote(trials.name)}.png)",
             "",
             "Means over seeds, with 95 % intervals."
             + (" Dashed: bounds." if any(bound.less is None for bound in entry.bounds) else ""),
@@ -261,7 +262,7 @@ def _made(trials: Trials) -> str:
     for run in runs:
         with as_written(run.folder):
             manifest = RunDirectory(run.folder).manifest()
-            pairs |= manifest["versions"].items()
+            pairs |= {(str(name), str(version)) for name, version in manifest["versions"].items()}
             ways.add(f"{manifest['device']} with {manifest['threads']} threads")
     of_names: dict[str, list[str]] = {}
     for name, version in sorted(pairs):
@@ -318,7 +319,7 @@ def _rows_of(facts: Mapping[str, Any], name: str) -> list[str]:
     return [
         _row(
             f"{facts['paper']}, {facts['item']}",
-            f"[{claim['claim']}](<{name}.md>)" if " " in name else f"[{claim['claim']}]({name}.md)",
+            f"[{claim['claim']}]({quote(name)}.md)",
             claim["paper"],
             claim.get("here", "-"),
             claim.get("seeds", 0),

@@ -21,6 +21,7 @@ from rondo.data.client_rows import Dealt, deal_rows, resolved
 from rondo.data.labels import find_labels
 from rondo.data.named_columns import check_columns
 from rondo.data.population import Population, build
+from rondo.data.sources import Source
 from rondo.data.sources import load as load_source
 from rondo.engine.client.cohorts import Cohorts, cohort_threads, one_cohort
 from rondo.engine.client.fitting import Fitting
@@ -289,13 +290,13 @@ _CONTIGUOUS = (
 )
 
 
-def deal(config: RunConfig, given: Given = NOTHING) -> tuple[Population, Task]:
-    """The rows of ``config`` as a run would deal them, and the task that reads them; no weights are loaded. Raises
-    :class:`ConfigError` as :func:`assemble` does."""
+def deal(config: RunConfig, given: Given = NOTHING, source: Source | None = None) -> tuple[Population, Task]:
+    """The rows of ``config`` as a run would deal them, and the task that reads them; no weights are loaded.
+    ``source``: all rows, where they are loaded already. Raises :class:`ConfigError` as :func:`assemble` does."""
     given.check(config, with_rows=True)
     with collector_paused():
         algorithm = make_algorithm(config)
-        config, labels, dealt = _dealt(config, None, given)
+        config, labels, dealt = _dealt(config, None, given, source=source)
         outline = looked(config, algorithm, labels, given)
         config = config.model_copy(update={"task": outline.task.completed(config.task)})
         _check_structure(config, algorithm, outline, dealt)
@@ -303,11 +304,16 @@ def deal(config: RunConfig, given: Given = NOTHING) -> tuple[Population, Task]:
 
 
 def _dealt(
-    config: RunConfig, labels: Sequence[str] | None, given: Given, phase: Callable[[Phase], None] = lambda name: None
+    config: RunConfig,
+    labels: Sequence[str] | None,
+    given: Given,
+    phase: Callable[[Phase], None] = lambda name: None,
+    source: Source | None = None,
 ) -> tuple[RunConfig, tuple[str, ...], Dealt]:
     """``config`` with everything that its data know, the labels, and the rows, dealt. ``labels``: if they are known."""
     phase("reading")
-    source = load_source(config, given.train, given.test, given.clients)
+    if source is None:
+        source = load_source(config, given.train, given.test, given.clients)
     phase("dealing")
     config = resolved(config, source)
     own_names_needed = config.privacy.unit is not None and data_source(config) not in BUILTINS

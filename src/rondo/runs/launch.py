@@ -16,6 +16,7 @@ from rondo.config.schema import RunConfig
 from rondo.engine.client.memory import budget
 from rondo.engine.crew import Workers
 from rondo.errors import ConfigError, Problem
+from rondo.models.loading import peft
 from rondo.runs.again import clear
 from rondo.runs.assemble import Assembly
 from rondo.runs.loop import Onlooker, Runner
@@ -226,7 +227,14 @@ def manifest(assembly: Assembly, devices: int | None = None) -> dict[str, Any]:
         "model": assembly.model.name,
         "labels": list(assembly.labels),
         **assembly.identity(),
+        **started_from(config),
     }
+
+
+def started_from(config: RunConfig) -> dict[str, str]:
+    """The manifest's digest of the adapter that a run starts from; empty without one."""
+    folder = config.adapter.start_from if config.has_factors else None
+    return {} if folder is None else {"start_sha256": peft.start_digest(folder)}
 
 
 @contextmanager

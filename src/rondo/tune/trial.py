@@ -224,7 +224,7 @@ class Runs:
     def check_done(self, trials: Iterable[Trial], device: str, source: str) -> None:
         """Raise :class:`ConfigError` for a run that is done and was made from other rows, another model or other code
         than its configuration names today."""
-        done = ((trial.folder, trial.config) for trial in trials if trial.has_begun and self.done(trial))
+        done = ((trial.folder, trial.config) for trial in trials if trial.folder.exists() and self.done(trial))
         check_taken(done, device, OTHER_FOLDER, source)
 
     def make(self, trial: Trial, device: str, observer: Observer | None, stop: threading.Event | None) -> None:

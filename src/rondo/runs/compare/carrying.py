@@ -18,7 +18,7 @@ from rondo.runs.compare.variants import Variant
 from rondo.runs.compare.written import written
 from rondo.runs.given import NOTHING, Given
 from rondo.runs.reason import reason
-from rondo.runs.storage.directory import RunDirectory
+from rondo.runs.storage.directory import RunDirectory, as_written
 from rondo.runs.taken import OTHER_FOLDER, check_taken
 
 if TYPE_CHECKING:
@@ -101,8 +101,11 @@ def carry_out(
                 stopped.append({**planned.identity, "run_dir": planned.run_dir.name, "reason": why})
                 continue
         gc.collect()  # hooks keep a model in a cycle; free it before the next one is loaded
-        check_dealt(partitions, planned, RunDirectory(planned.run_dir).read("partition.json"))
-        runs.append(numbers(planned, question))
+        with as_written(planned.run_dir):
+            partition = RunDirectory(planned.run_dir).read("partition.json")
+            of_run = numbers(planned, question)
+        check_dealt(partitions, planned, partition)
+        runs.append(of_run)
     return written(folder, variants, question, runs, stopped)
 
 

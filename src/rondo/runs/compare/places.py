@@ -101,9 +101,10 @@ def _holds(path: Path, variant: Variant, settled: Settled) -> bool:
 
 
 def check_dealt(partitions: dict[str, tuple[str, Any]], planned: Planned, partition: Any) -> None:
-    """Raise :class:`ConfigError` unless all runs of the same data keys dealt the same clients as many rows of the same
-    labels."""
-    name, first_partition = partitions.setdefault(planned.variant.data_keys, (planned.run_dir.name, partition))
+    """Raise :class:`ConfigError` unless all runs of the same data keys dealt the same clients the same rows, as the
+    same model reads them."""
+    key = planned.variant.data_keys + planned.config.model.model_dump_json()
+    name, first_partition = partitions.setdefault(key, (planned.run_dir.name, partition))
     if partition != first_partition:
         message = (
             f"{planned.run_dir.name} has another partition than {name}: the data changed between; name a new folder"

@@ -154,19 +154,20 @@ class RunDirectory:
 
 
 @contextmanager
-def as_written(place: Path) -> Iterator[None]:
-    """Within, what ``place``, a run's folder or a file beside runs, has not as Rondo writes it is told with it."""
+def as_written(place: Path, key: str = "--out") -> Iterator[None]:
+    """Within, what ``place``, a run's folder or a file beside runs, has not as Rondo writes it is told with it, under
+    ``key``."""
     try:
         yield
     except ConfigError as error:
         if error.problems[0].path != "RUN_DIR":
             raise
         why = error.problems[0].message
-    except (KeyError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, AttributeError, ArithmeticError, ValueError) as error:
         why = f"has something that Rondo does not write ({type(error).__name__}: {error})"
     else:
         return
-    raise ConfigError.at("--out", f"{str(place)!r}: {why}; remove it, and what is missing is made anew")
+    raise ConfigError.at(key, f"{str(place)!r}: {why}; remove it, and what is missing is made anew")
 
 
 def to_toml(config: RunConfig) -> str:

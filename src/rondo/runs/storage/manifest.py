@@ -30,7 +30,7 @@ OPEN_ANYWAY = Problem(
 _MEANINGS = {
     "examples_sha256": "the rows, or what tokenizer and chat template make of them, are not the run's",
     "test_examples_sha256": "the test rows, or what tokenizer and chat template make of them, are not the run's",
-    "clients_sha256": "rows went to other clients",
+    "clients_sha256": "rows went to other clients, or are of other persons",
     "today": "the chat template gives other text today",
 }
 """Keys whose values tell a user nothing, with the cause of a difference."""
