@@ -68,7 +68,8 @@ def _full_disk_told() -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python tells at its end that it could not write the rest
+        with open(os.devnull, "wb") as nothing:  # else Python tells at its end that it could not write the rest
+            os.dup2(nothing.fileno(), 1)
         print(f"stopped: the output cannot be written: {error.strerror}", file=sys.stderr)
         sys.exit(1)
 
