@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +17,6 @@ from rondo.config.schema import RunConfig
 from rondo.engine.client.memory import budget
 from rondo.engine.crew import Workers
 from rondo.errors import ConfigError, Problem
-from rondo.models.loading import peft
 from rondo.runs.again import clear
 from rondo.runs.assemble import Assembly
 from rondo.runs.loop import Onlooker, Runner
@@ -232,9 +232,19 @@ def manifest(assembly: Assembly, devices: int | None = None) -> dict[str, Any]:
 
 
 def started_from(config: RunConfig) -> dict[str, str]:
-    """The manifest's digest of the adapter that a run starts from; empty without one."""
+    """The manifest's SHA-256 of the adapter that a run starts from; empty without one. Raises :class:`ConfigError` for
+    files that cannot be read."""
     folder = config.adapter.start_from if config.has_factors else None
-    return {} if folder is None else {"start_sha256": peft.start_digest(folder)}
+    if folder is None:
+        return {}
+    digest = hashlib.sha256()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        try:
+            digest.update(hashlib.sha256(Path(folder, name).expanduser().read_bytes()).digest())
+        except OSError as error:
+            message = f"{folder!r} has no {name} that can be read: {error.strerror}; name the adapter's folder"
+            raise ConfigError.at("adapter.start_from", message) from None
+    return {"start_sha256": digest.hexdigest()}
 
 
 @contextmanager

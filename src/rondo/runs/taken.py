@@ -58,7 +58,7 @@ def check_taken(
 
 
 class _Today:
-    """What configurations name today, each combination of it read once."""
+    """Reads the rows, models and code that configurations name today, each combination once."""
 
     def __init__(self, given: Given, device: str) -> None:
         self._given, self._device = given, device

@@ -8,7 +8,6 @@ because the import takes seconds and faults in the data are found without it.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import re
@@ -218,14 +217,6 @@ def _no_match(targets: object, available: str, error: Exception) -> str:
 
 def _shown(targets: object) -> str:
     return repr(sorted(targets) if isinstance(targets, (set, list)) else targets)
-
-
-def start_digest(folder: str) -> str:
-    """SHA-256 of the files of the adapter in ``folder`` that a run starts from."""
-    digest = hashlib.sha256()
-    for name in ("adapter_config.json", "adapter_model.safetensors"):
-        digest.update(hashlib.sha256(Path(folder, name).read_bytes()).digest())
-    return digest.hexdigest()
 
 
 def _plan_from(module: nn.Module, folder: str, task: TaskType | None, head: Sequence[str]) -> AdapterPlan:
