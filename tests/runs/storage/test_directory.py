@@ -104,6 +104,18 @@ def test_broken_metrics_are_named(content: bytes | None, tmp_path: Path) -> None
         RunDirectory(tmp_path).rounds()
 
 
+@pytest.mark.parametrize("summary", [{"rounds": 3}, {"rounds": 1}, {}, [2]])
+def test_metrics_of_a_finished_run_are_all_there(summary: object, tmp_path: Path) -> None:
+    """A file that was cut between two lines is damaged too."""
+    directory = RunDirectory(tmp_path)
+    directory.metrics.write_text('{"round": 0}\n{"round": 1}\n', encoding="utf-8")
+    directory.write("summary.json", {"rounds": 2})
+    assert [record["round"] for record in directory.rounds()] == [0, 1]
+    (tmp_path / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"  RUN_DIR: metrics\.jsonl has 2 rounds, which is not what summary\.json"):
+        directory.rounds()
+
+
 def test_configuration_is_read_back(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path / "run", "fedit")
     config = load({"algorithm": {"name": "florg", "bases": "svd"}, "task": {"text": "Ünïcode 好 \"'\\"}, "rounds": 3})

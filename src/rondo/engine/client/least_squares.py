@@ -35,7 +35,7 @@ def minimiser(
         message = f"it minimises a squared error exactly, and {type(task).__name__} has another loss"
         raise ConfigError.at("algorithm.name", f"{message}: take a task of least squares, as task.kind = 'linear'")
     system = _System(output, params, pick(params, names.__contains__), rows)
-    values = targets[task.least_squares].reshape(len(rows.index), -1).double().cpu()
+    values = targets[task.least_squares].reshape(sum(rows.counts), -1).double().cpu()
     if values.shape != system.origin.shape:
         message = f"the network has {system.origin.shape[1]} outputs and the rows {values.shape[1]} values"
         raise ConfigError.at("model.name", f"{message}: take a network that fits the data")

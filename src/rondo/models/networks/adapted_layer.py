@@ -210,7 +210,7 @@ class AdaptedLayer:
         if call.inside:
             keep = 1 - self.site.dropout
             packing = call.packing
-            mask = torch.ones(x.shape if packing is None else (len(call.rows.index), packing.longest, x.shape[-1]))
+            mask = torch.ones(x.shape if packing is None else (sum(call.rows.counts), packing.longest, x.shape[-1]))
             parts = (mask,) if len(call.dropout) == 1 else torch.split(mask, list(call.rows.counts))
             by_token = packing is not None or (x.dim() == 3 and mask.shape[1] in call.tokens)
             lengths = call.rows.longest if by_token else None

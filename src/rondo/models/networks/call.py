@@ -92,7 +92,7 @@ class Call(threading.local):
         Raises :class:`RowsUnknown` for several clients where the input has neither form (relative positions, the
         tokens of one expert): a first axis that can be divided among clients need not be made of their rows.
         """
-        rows = len(self.rows.index)
+        rows = sum(self.rows.counts)
         laid = self.packing is not None and x.numel() == len(self.packing.places) * x.shape[-1]
         if len(self.rows.counts) == 1 or laid or (self.packing is None and x.shape[0] == rows):
             return x

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from rondo.tasks.task import Example
+
+_CPU = torch.device("cpu")
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -28,12 +31,14 @@ class Rows:
     """Whether any row may be padded."""
     lengths: tuple[int, ...] | None = None
     """Tokens of each row, if they are known and a row is one sequence."""
-    index: Tensor = field(init=False, repr=False)
-    """The client of every row, shape (rows,)."""
+    device: torch.device = _CPU
+    """Where ``index`` is."""
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def index(self) -> Tensor:
+        """The client of every row, shape (rows,). Made when it is asked for: most batches never need it."""
         counts = torch.tensor(self.counts)
-        object.__setattr__(self, "index", torch.arange(len(counts)).repeat_interleave(counts))
+        return to_device(torch.arange(len(counts)).repeat_interleave(counts), self.device)
 
     @classmethod
     def of(cls, groups: Sequence[Sequence[Example]], lengths: Callable[[Example], tuple[int, ...]]) -> Rows:
@@ -55,9 +60,7 @@ class Rows:
 
     def to(self, device: torch.device) -> Rows:
         """A copy with ``index`` on ``device``."""
-        moved = Rows(self.counts, self.longest, self.padded, self.lengths)
-        object.__setattr__(moved, "index", to_device(self.index, device))
-        return moved
+        return replace(self, device=device)
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum ``values`` (rows,) over each client's rows: shape (K,). NaN and infinity stay within their client."""

@@ -146,11 +146,17 @@ class RunDirectory:
         durable.write(self.path / name, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
 
     def rounds(self) -> list[dict[str, Any]]:
-        """The lines of ``metrics.jsonl``. Raises :class:`ConfigError` if the file is missing or broken."""
+        """The lines of ``metrics.jsonl``. Raises :class:`ConfigError` if the file is missing or broken, or is not that
+        of the summary of a finished run."""
         try:
-            return [json.loads(line) for line in self.metrics.read_bytes().splitlines()]
+            lines = [json.loads(line) for line in self.metrics.read_bytes().splitlines()]
         except (OSError, ValueError) as error:
             raise ConfigError.at("RUN_DIR", f"metrics.jsonl cannot be read: {error}") from None
+        summary = self.read("summary.json") if self.finished else {"rounds": len(lines)}
+        if not isinstance(summary, dict) or summary.get("rounds") != len(lines):
+            message = f"metrics.jsonl has {len(lines)} rounds, which is not what summary.json says"
+            raise ConfigError.at("RUN_DIR", message)
+        return lines
 
 
 @contextmanager
