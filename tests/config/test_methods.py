@@ -94,6 +94,20 @@ def test_every_table_is_checked_when_the_file_is_read(sets: list[str], problems:
     assert len(told) == len(problems), told
 
 
+def test_overrides_mend_the_other_tables_too(file: Path, tmp_path: Path) -> None:
+    """A paper's row names files that are elsewhere here, and every method reads them."""
+    (tmp_path / "rows.csv").write_text("text,label\na,1\n", encoding="utf-8")
+    file.write_text(FILE + "[data]\nsource = './leaf/femnist'\n", encoding="utf-8")
+    sets = ["task.text=text", "task.label=label", "partition.kind=iid", "partition.clients=1"]
+    sets.append(f"data.source='{tmp_path / 'rows.csv'}'")
+    assert load(file, sets).data.source.endswith("rows.csv")
+    with pytest.raises(ConfigError) as caught:
+        load(file, sets[:-1])
+    assert [p.path for p in caught.value.problems] == ["data.source"]
+    # A value that suits this method alone is no fault of another's table.
+    assert load(file, [*sets, "algorithm.name=fedloru", "algorithm.tau=2"]).algorithm.fields == {"tau": 2}
+
+
 @pytest.mark.parametrize(
     ("text", "hint"),
     [

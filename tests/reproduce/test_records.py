@@ -45,9 +45,13 @@ def test_published_page_is_of_the_entry_that_there_is(name: str) -> None:
     facts = json.loads((RESULTS / "facts" / f"{name}.json").read_text(encoding="utf-8"))
     assert [fact["claim"] for fact in facts["claims"]] == [claim.claim for claim in entry.claims]
     assert (facts["paper"], facts["item"]) == (entry.paper, entry.item)
-    said = (RESULTS / f"{name}.md").read_text(encoding="utf-8").splitlines()
+    said, command = (RESULTS / f"{name}.md").read_text(encoding="utf-8").splitlines(), f"rondo reproduce {name}"
     assert said[0] == f"# {entry.title}"
     assert said[2] == f"{entry.paper}, {entry.item}. {entry.differs}"
+    assert said[4] == (f"Changed after runs that had been seen: {entry.changed}" if entry.changed else f"    {command}")
+    seeds = f". Seeds {', '.join(map(str, entry.seeds))}; differences are paired by seed"
+    assert [line for line in said if line.startswith("Score: ") and seeds in line] != []
+    assert "| claim | paper | what counts | at the end of each run | verdict | at equal bytes per client |" in "\n".join(said)
 
 
 @pytest.mark.parametrize("name", [name for name in entries.names() if entries.read(name).tuning is not None])

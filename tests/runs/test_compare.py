@@ -155,6 +155,34 @@ def test_svg_has_the_same_bytes_again_and_names_the_bands(compared: compare.Comp
     assert b"<dc:date>" not in svg
 
 
+@pytest.mark.parametrize("draw", [comparisons.comparison, comparisons.varied])
+def test_band_of_a_measure_ends_where_measures_do(draw: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A logarithmic axis has no place for an interval that reaches zero."""
+    monkeypatch.setattr(comparisons.drawing, "png", lambda figure: figure)
+    monkeypatch.setattr(comparisons, "_shared_settings", lambda content: "")
+    scores = {5: [(1.0, 0.9), (0.1, 0.9)], 10: [(1.0, 0.8), (0.2, 0.01)]}
+    runs = [
+        {
+            "algorithm": f"fedit n={n}",
+            "method": "fedit",
+            "values": {"n": n},
+            "curve": [{"round": i, "bytes": 100 * i, "score": run[seed]} for i, run in enumerate(pairs)],
+            "curve_of": "angle",
+            "primary": "loss",
+            "score": None,
+        }
+        for n, pairs in scores.items()
+        for seed in (0, 1)
+    ]
+    algorithms = {run["algorithm"]: {} for run in runs}
+    figure = draw({"runs": runs, "algorithms": algorithms, "varied": {"n": [5, 10]}})
+    axes = figure.axes[0]
+    assert axes.get_yscale() == "log"
+    ends = [float(path.vertices[:, 1].min()) for band in axes.collections for path in band.get_paths()]
+    assert len(ends) == (2 if draw is comparisons.comparison else 1)
+    assert min(ends) == pytest.approx(0.01)
+
+
 @pytest.mark.slow
 def test_rows_and_observers_are_given_in_python(tiny: dict[str, Any], tmp_path: Path) -> None:
     config = {**tiny, "rounds": 1, "data": {"validation_fraction": 0.25}}
@@ -516,7 +544,7 @@ CURVE = [{"round": r, "bytes": 100 * r, "score": s} for r, s in enumerate([0.1, 
         (Question(2, 0.5), True, {"mean_of_last": 0.65, "rounds_to_target": 1, "bytes_to_target": 100}),
         (Question(10, 0.75), True, {"mean_of_last": 0.65, "rounds_to_target": 2, "bytes_to_target": 200}),
         (Question(1, 0.9), True, {"rounds_to_target": None, "bytes_to_target": None}),
-        (Question(1, 0.5), False, {"best": (0, 0.1), "rounds_to_target": 0}),
+        (Question(1, 0.5), False, {"best": (1, 0.5), "rounds_to_target": 0}),  # as a run's summary
         (Question(), True, {"score_at_mb": None}),
         (Question(at_mb=250e-6), True, {"score_at_mb": 0.8}),
         (Question(at_mb=300e-6), True, {"score_at_mb": 0.7}),

@@ -11,7 +11,7 @@ import pytest
 import rondo
 from rondo.config.load import load
 from rondo.federation.server.remote_run import check
-from rondo.report.terminal import score_rows
+from rondo.report.terminal import comparison_columns, comparison_rows, score_rows
 from rondo.runs.watching.result import RunResult
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
@@ -54,6 +54,21 @@ def test_scores_stand_beside_those_of_the_test_set(finished: RunResult, folder: 
     labels = {label for label, _, _ in score_rows(finished.summary)}
     assert "global model, test set mismatched: accuracy" in labels
     assert "mismatched: accuracy" in (finished.run_dir / "adapter" / "README.md").read_text()
+
+
+def test_comparison_has_a_column_of_each(folder: Path, tmp_path: Path) -> None:
+    """RoLoRA's Table 3 has eight test sets to a method, MNLI two."""
+    compared = rondo.compare(["fedit"], config(folder, more_tests=MORE), seeds=[0, 1], out=tmp_path, device="cpu")
+    after = [json.loads((tmp_path / r["run_dir"] / "summary.json").read_text())["after"] for r in compared.runs]
+    scores = [scores["more_tests"]["mismatched"]["accuracy"] for scores in after]
+    assert [r["more_tests"] for r in compared.runs] == [{"mismatched": {"model": "global", "score": s}} for s in scores]
+    stats = compared.algorithms["fedit"]["more_tests"]["mismatched"]
+    assert (stats["mean"], stats["count"], stats["model"]) == (pytest.approx(sum(scores) / 2), 2, "global")
+    assert list(compared.to_frame()["test mismatched"]) == scores
+    content = json.loads((tmp_path / "comparison.json").read_text())
+    column = comparison_columns(content).index("mismatched accuracy")
+    assert next(comparison_rows(content))[column].startswith(f"{stats['mean']:.3f} ±")
+    assert "mismatched accuracy" in (tmp_path / "comparison.tex").read_text()
 
 
 def test_no_bit_of_the_result_depends_on_them(finished: RunResult, folder: Path, tmp_path: Path) -> None:

@@ -62,6 +62,10 @@ def load(source: Source, sets: Sequence[str] = (), *, check_paths: bool = True) 
     ]
     for other in (other for other in tables if other != label):
         of_other = _checked(methods.laid_over(raw, tables, other), check_paths)[1]
+        if of_other and sets:
+            # The values of sets are for the method that is chosen: they can mend another's table, and are no fault of it.
+            mended = _checked(_with_shared(methods.laid_over(raw, tables, other), sets), check_paths)[1]
+            of_other = [fault for fault in of_other if fault in mended]
         problems += methods.placed(of_other, tables, other, not_its_own=faults)
     if problems or config is None:
         raise ConfigError(list(dict.fromkeys(problems)), name)
@@ -154,6 +158,14 @@ def _despite(problems: Sequence[Problem], raw: Mapping[str, Any]) -> list[Proble
 
 def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {k: _copied(v) if isinstance(v, Mapping) else v for k, v in tree.items()}
+
+
+def _with_shared(raw: dict[str, Any], sets: Sequence[str]) -> dict[str, Any]:
+    """``raw`` with the values of ``sets``, but for those of a method alone."""
+    for text in sets:
+        if text.partition(".")[0].strip() not in ("algorithm", "methods"):
+            _override(raw, text)
+    return raw
 
 
 def _override(raw: dict[str, Any], text: str) -> Problem | None:

@@ -3,6 +3,7 @@ SVG."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -26,7 +27,8 @@ def comparison(content: Mapping[str, Any], form: drawing.Form = "png") -> bytes:
     totals = [r["curve"][-1]["bytes"] for r in content["runs"] if r["curve"] and r["curve"][-1]["bytes"] is not None]
     figure, panels = drawing.canvas(12, 5, panels=2) if totals else drawing.canvas(7, 5)
     left, right = panels if totals else (panels, None)
-    lines = []
+    drawn, lines = [p["score"] for r in content["runs"] for p in r["curve"]], []
+    least = _least(content, drawn)
     for i, name in enumerate(content["algorithms"]):
         runs = [r for r in content["runs"] if r["algorithm"] == name]
         # Seeds are scored after the same rounds, so their points match by position.
@@ -41,12 +43,12 @@ def comparison(content: Mapping[str, Any], form: drawing.Form = "png") -> bytes:
         if right is not None and columns[-1][0]["bytes"] is not None:
             places.append((right, [sum(p["bytes"] for p in column) / len(column) / 1e6 for column in columns]))
         for axes, x in places:
-            _band(axes, x, scores, style["color"])
+            _band(axes, x, scores, style["color"], least)
             (line,) = axes.plot(x, means, label=label, **style)
         lines.append((means[-1], line))
-    _as_high_as_scores(left, [p["score"] for r in content["runs"] for p in r["curve"]])
+    _as_high_as_scores(left, drawn)
     left.set_ylabel(_score_name(content["runs"]))
-    if any(r["curve_of"] != r["primary"] for r in content["runs"]):
+    if _are_measures(content):
         left.set_yscale("log", nonpositive="mask")
         drawing.plain_ticks(left.yaxis)
     drawing.over_rounds(left)
@@ -73,7 +75,8 @@ def varied(content: Mapping[str, Any]) -> bytes | None:
     for run in (run for run in content["runs"] if run["curve"]):
         rest = [f"{k.rpartition('.')[2]}={v}" for k, v in run["values"].items() if k != key]
         by_line.setdefault(" ".join([run["method"], *rest]), []).append(run)
-    lines = []
+    drawn, lines = [run["curve"][-1]["score"] for runs in by_line.values() for run in runs], []
+    least = _least(content, drawn)
     for i, (name, runs) in enumerate(by_line.items()):
         finals = {
             place: [run["curve"][-1]["score"] for run in runs if run["values"].get(key, place) == place]
@@ -84,17 +87,17 @@ def varied(content: Mapping[str, Any]) -> bytes | None:
         has_key = key in runs[0]["values"]
         style = _style(i) | ({} if has_key else {"marker": "", "ls": _DASHES[1]})
         if has_key:
-            _band(axes, list(finals), list(finals.values()), style["color"])
+            _band(axes, list(finals), list(finals.values()), style["color"], least)
         (line,) = axes.plot(list(finals), means, label=drawing.label(name) + _whose(runs[0]), **style)
         lines.append((means[-1], line))
-    _as_high_as_scores(axes, [run["curve"][-1]["score"] for runs in by_line.values() for run in runs])
+    _as_high_as_scores(axes, drawn)
     if places[0] > 0 and places[-1] > _FAR_APART * places[0]:
         from matplotlib import ticker
 
         axes.set_xscale("log")
         axes.xaxis.set_minor_locator(ticker.NullLocator())
     axes.set_xticks(places, [f"{place:g}" for place in places])
-    if any(r["curve_of"] != r["primary"] for r in content["runs"]):
+    if _are_measures(content):
         axes.set_yscale("log", nonpositive="mask")
         drawing.plain_ticks(axes.yaxis)
     axes.set_xlabel(key)
@@ -166,10 +169,23 @@ def _points(points: Mapping[str, tuple[int, float, float, float, float]], score:
     return drawing.png(figure)
 
 
-def _band(axes: Any, x: Sequence[float], scores: Sequence[Sequence[float]], colour: str) -> None:
-    """The 95 % interval of the mean at each place of ``x``. ``scores``: those of the seeds at each place."""
+def _are_measures(content: Mapping[str, Any]) -> bool:
+    """Whether curves are of measures, which fall over orders of magnitude, and not of scores."""
+    return any(run["curve_of"] != run["primary"] for run in content["runs"])
+
+
+def _least(content: Mapping[str, Any], drawn: Sequence[float]) -> float:
+    """Where bands are cut off from below: measures have a logarithmic axis, on which an interval that reaches zero has
+    no end."""
+    return min((value for value in drawn if value > 0), default=0.0) if _are_measures(content) else -math.inf
+
+
+def _band(axes: Any, x: Sequence[float], scores: Sequence[Sequence[float]], colour: str, least: float) -> None:
+    """The 95 % interval of the mean at each place of ``x``, as far as it is above ``least``. ``scores``: those of the
+    seeds at each place."""
     ends = [interval(values) or (values[0], values[0]) for values in scores]
-    axes.fill_between(x, [low for low, _ in ends], [high for _, high in ends], color=colour, alpha=0.12, lw=0)
+    low, high = ([max(least, end) for end in side] for side in zip(*ends, strict=True))
+    axes.fill_between(x, low, high, color=colour, alpha=0.12, lw=0)
 
 
 def _as_high_as_scores(axes: Any, scores: Sequence[float]) -> None:

@@ -37,9 +37,9 @@ def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "guarantee": weakest_guarantee(run["privacy"] for run in runs),
     }
     for key in ("score", "test", "own_rows", "fine_tuned"):
-        scores = [r[key] for r in runs if r[key] is not None]
-        model = scores[0]["model"] if scores else None
-        result[key] = {"model": model, **mean_and_deviation([s["score"] for s in scores])}
+        result[key] = _of_model([r[key] for r in runs if r[key] is not None])
+    tests = dict.fromkeys(name for run in runs for name in run["more_tests"])
+    result["more_tests"] = {name: _of_model([r["more_tests"][name] for r in runs]) for name in tests}
     best = [run["best"]["score"] for run in runs if run["best"] is not None]
     result["best"] = mean_and_deviation(best)
     result["measures"] = {
@@ -48,9 +48,15 @@ def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return result | {key: mean_and_deviation([r[key] for r in runs]) for key in _NUMBERS}
 
 
+def _of_model(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Scores over seeds, and the model that they are of."""
+    model = scores[0]["model"] if scores else None
+    return {"model": model, **mean_and_deviation([s["score"] for s in scores])}
+
+
 def run_rows(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A flat row per run, all with the same keys: label, method, seed, varied values, scores with their models,
-    measures, numbers, and the guarantee of private runs. ``metric`` names the scores, and ``curve_of`` what the best,
+    those on more test sets, measures, numbers, and the guarantee of private runs. ``metric`` names the scores, and ``curve_of`` what the best,
     the mean of the last, the target and the score at some megabytes are of. ``runs``: as in ``comparison.json``."""
     rows = []
     for run in runs:
@@ -59,6 +65,7 @@ def run_rows(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         for key in ("score", "test", "own_rows", "fine_tuned"):
             scored = run[key] or {"score": None, "model": None}
             row |= {key: scored["score"], f"{key}_model": scored["model"]}
+        row |= {f"test {name}": scored["score"] for name, scored in run["more_tests"].items()}
         best = run["best"] or {"score": None, "round": None}
         row |= {"metric": run["title"], "curve_of": run["curve_of"], "best": best["score"], "best_round": best["round"]}
         guarantee = {} if run["privacy"] is None else {"guarantee": guarantee_line(run["privacy"])}

@@ -63,6 +63,11 @@ def _score_columns(content: Mapping[str, Any]) -> dict[str, str]:
     return {key: name for key, name in named.items() if key in always or any(n[key]["count"] for n in numbers)}
 
 
+def _more_tests(content: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the test sets beside the test set."""
+    return tuple(dict.fromkeys(name for numbers in content["algorithms"].values() for name in numbers["more_tests"]))
+
+
 def _measures(content: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of the measures that any algorithm has."""
     return tuple(dict.fromkeys(name for numbers in content["algorithms"].values() for name in numbers["measures"]))
@@ -70,8 +75,9 @@ def _measures(content: Mapping[str, Any]) -> tuple[str, ...]:
 
 def comparison_columns(content: Mapping[str, Any]) -> tuple[str, ...]:
     """The columns of :func:`comparison_table`; the first two are text."""
+    tests = (f"{name} {content['title']}" for name in _more_tests(content))
     measures = (name.replace("_", " ") for name in _measures(content))
-    scores = (*_score_columns(content).values(), *measures, *_answer_columns(content))
+    scores = (*_score_columns(content).values(), *tests, *measures, *_answer_columns(content))
     return ("algorithm", "head", *scores, "up", "down", "first contact", "train s", "server s", "FLOPs", "interference")
 
 
@@ -83,6 +89,7 @@ def comparison_rows(content: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
             name,
             stats["head"] or "-",
             *(_of_model(stats[key]) for key in _score_columns(content)),
+            *(_of_model(stats["more_tests"][name]) for name in _more_tests(content)),
             *(_measured(stats["measures"].get(measure)) for measure in _measures(content)),
             *_answers(content, stats),
             *(_bytes(stats[key]) for key in ("bytes_up", "bytes_down", "bytes_first_contact")),

@@ -62,6 +62,7 @@ def _page(trials: Trials, of_claims: Sequence[Finding], curves: Mapping[str, lis
         "",
         f"{entry.paper}, {entry.item}. {entry.differs}",
         "",
+        *([f"Changed after runs that had been seen: {entry.changed}", ""] if entry.changed else []),
         f"    rondo reproduce {shlex.quote(trials.target)}",
         "",
         f"Score: `{entry.metric}`{', its decimal logarithm' if entry.log10 else ''}"
@@ -297,11 +298,12 @@ def _index(pages: Path) -> str:
     lines = [
         "# Claims of the papers",
         "",
-        "Each by its own command, with what would count written before the runs. A difference is held against half of",
-        "the paper's: significantly above zero and at least the half *holds*, above zero only *holds in direction*;",
-        "where the interval excludes the half it is *refuted*, and the rest is *open*. A bound *holds* if every run",
-        "keeps it, or their mean significantly, and one run that breaks a bound on every run refutes it. Numbers are",
-        "those at the end of each run, with the rounds of each arm where they differ.",
+        "Each by its own command, with what would count written before the runs; where something was changed after",
+        "one, the claim's page says what. A difference is held against half of the paper's: significantly above zero",
+        "and at least the half *holds*, above zero only *holds in direction*; where the interval excludes the half it",
+        "is *refuted*, and the rest is *open*. A bound *holds* if every run keeps it, or their mean significantly, and",
+        "one run that breaks a bound on every run refutes it. Numbers are those at the end of each run, with the",
+        "rounds of each arm where they differ.",
         "",
         "| paper | claim | paper's difference or bound | at the end of each run | seeds | verdict | "
         "at equal bytes per client | hours spent, missing | command |",

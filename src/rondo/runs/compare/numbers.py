@@ -81,6 +81,10 @@ def numbers(planned: Planned, question: Question) -> dict[str, Any]:
         "test": test,
         "own_rows": own_rows,
         "fine_tuned": fine_tuned,
+        "more_tests": {
+            name: {"model": test and test["model"], "score": scores.get(primary)}
+            for name, scores in summary["after"].get("more_tests", {}).items()
+        },
         "measures": measures,
         **answers(curve, question, higher_is_better=measure is None and higher_is_better(planned.config, primary)),
         "bytes_up": told(traffic["up"]),
@@ -95,17 +99,18 @@ def numbers(planned: Planned, question: Question) -> dict[str, Any]:
 
 
 def answers(curve: Sequence[Mapping[str, Any]], question: Question, *, higher_is_better: bool) -> dict[str, Any]:
-    """The best point of a curve, the mean of its last scores, the rounds and bytes of the first score that reaches the
-    target, and the last score within the megabytes, of a run that sent them all; None for what there is not."""
+    """The best point of a curve after its start, the mean of its last scores, the rounds and bytes of the first score
+    that reaches the target, and the last score within the megabytes, of a run that sent them all; None for what there
+    is not."""
     sign = 1 if higher_is_better else -1
-    best = max(curve, key=lambda point: sign * point["score"], default=None)
-    trained = [point["score"] for point in curve if point["round"] > 0][-question.last :]
+    trained = [point for point in curve if point["round"] > 0]
+    best = max(trained, key=lambda point: sign * point["score"], default=None)
     reached = next(
         (p for p in curve if question.target is not None and sign * (p["score"] - question.target) >= 0), None
     )
     return {
         "best": None if best is None else {"round": best["round"], "score": best["score"]},
-        "mean_of_last": mean_and_deviation(trained)["mean"],
+        "mean_of_last": mean_and_deviation([point["score"] for point in trained[-question.last :]])["mean"],
         "rounds_to_target": None if reached is None else reached["round"],
         "bytes_to_target": None if reached is None else reached["bytes"],
         "score_at_mb": _score_at(curve, question.at_mb),
