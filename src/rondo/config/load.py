@@ -63,7 +63,7 @@ def load(source: Source, sets: Sequence[str] = (), *, check_paths: bool = True) 
     for other in (other for other in tables if other != label):
         of_other = _checked(methods.laid_over(raw, tables, other), check_paths)[1]
         if of_other and sets:
-            # The values of sets are for the method that is chosen: they can mend another's table, and are no fault of it.
+            # They are for the method that is chosen: they can mend another's table, and are no fault of it.
             mended = _checked(_with_shared(methods.laid_over(raw, tables, other), sets), check_paths)[1]
             of_other = [fault for fault in of_other if fault in mended]
         problems += methods.placed(of_other, tables, other, not_its_own=faults)

@@ -55,9 +55,10 @@ def _of_model(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def run_rows(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A flat row per run, all with the same keys: label, method, seed, varied values, scores with their models,
-    those on more test sets, measures, numbers, and the guarantee of private runs. ``metric`` names the scores, and ``curve_of`` what the best,
-    the mean of the last, the target and the score at some megabytes are of. ``runs``: as in ``comparison.json``."""
+    """A flat row per run, all with the same keys: label, method, seed, varied values, scores with their models, those
+    on more test sets, measures, numbers, and the guarantee of private runs. ``metric`` names the scores, and
+    ``curve_of`` what the best, the mean of the last, the target and the score at some megabytes are of. ``runs``: as in
+    ``comparison.json``."""
     rows = []
     for run in runs:
         row = {key: run[key] for key in ("algorithm", "method", "seed", "run_dir", "rounds", "clients", "head")}
