@@ -279,7 +279,7 @@ def test_every_published_hyperparameter_is_that_of_the_files(name: str) -> None:
     ("paper", "digest"),
     [
         ("fedloru", "a5be3abe7952f8a7"),
-        ("fedrep", "da00c461f90333b6"),
+        ("fedrep", "a539661579fe1cd2"),
         ("florg", "7864d245091379b4"),
         ("rolora", "22b9374fbf84eefe"),
     ],

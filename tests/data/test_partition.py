@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rondo.config import ConfigError, PartitionConfig
-from rondo.data.partition.deal import Deal, deal, histogram
+from rondo.data.partition.deal import NOBODY, Deal, deal, deal_tests, histogram
 from rondo.data.partition.label_skew import proportional
 
 COUNT = 120
@@ -320,3 +321,25 @@ def test_min_size_holds_for_every_kind(kind: str) -> None:
 def test_histogram_counts_by_name() -> None:
     assert list(histogram(["b", "a", "b"]).items()) == [("a", 1), ("b", 2)]
     assert histogram([]) == {}
+
+
+@given(
+    trained=st.dictionaries(st.sampled_from("abcdef"), st.lists(st.sampled_from("xyz"), min_size=1), min_size=1),
+    labels=st.lists(st.sampled_from("xyzu"), max_size=40),
+    seed=st.integers(0, 3),
+)
+@settings(max_examples=50)
+def test_test_rows_go_to_clients_of_their_class_by_their_shares(
+    trained: dict[str, list[str]], labels: list[str], seed: int
+) -> None:
+    def drawn() -> list[str]:
+        return deal_tests(trained, labels, torch.Generator().manual_seed(seed))
+
+    owners = drawn()
+    assert owners == drawn()
+    for name in set(labels):
+        having = {client: classes.count(name) for client, classes in trained.items() if name in classes}
+        got = Counter(owner for owner, label in zip(owners, labels, strict=True) if label == name)
+        assert got.keys() <= (having.keys() or {NOBODY})
+        for client, count in having.items():
+            assert abs(got[client] - labels.count(name) * count / sum(having.values())) < 1

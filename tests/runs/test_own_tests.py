@@ -134,6 +134,41 @@ def test_tables_of_a_file_that_names_clients(tmp_path: Path) -> None:
     assert result.metrics["clients"]["r2"]["weighted_mean"] is not None
 
 
+def test_common_test_set_is_dealt_by_the_classes_that_clients_train_on(tmp_path: Path) -> None:
+    """FedRep's Table 1: a client trains on all of its rows, and is scored on test rows of its own classes."""
+    g = np.random.default_rng(0)
+
+    def rows(count: int) -> list[dict[str, Any]]:
+        pictures = g.normal(size=(count, 1, 2)).astype(np.float32)
+        return [{"picture": picture, "side": f"class {i % 5}"} for i, picture in enumerate(pictures)]
+
+    dealt_by_class = {"kind": "classes", "classes_per_client": 2, "clients": 10, "equal_sizes": True}
+    settings = config("fedrep", partition={**dealt_by_class, "deal_tests": True})
+    given = {"train": rows(200), "test": rows(60)}
+    result = rondo.run(settings, **given, run_dir=tmp_path / "run", device="cpu")
+    account = partition(result.run_dir)
+    assert {(c["train"], c["validation"], c["test"]) for c in account["clients"].values()} == {(20, 0, 6)}
+    scores = result.metrics["personal"]["per_client"]
+    assert [scores[c]["examples"] for c in account["clients"]] == [6] * 10
+    assert result.metrics["cold_start"]["examples"] == 60
+    common = rondo.run({**settings, "partition": dealt_by_class}, **given, run_dir=tmp_path / "common", device="cpu")
+    assert "test" not in partition(common.run_dir)["clients"]["client-0"]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"test": {c: drawn(r) for c, r in TEST.items()}}, "clients have test rows of their own: remove it"),
+        ({"test": None}, "there is no test set to deal: remove it"),
+    ],
+)
+def test_nothing_to_deal(options: dict[str, Any], why: str, tmp_path: Path) -> None:
+    rows = {"clients": {c: drawn(r) for c, r in TRAIN.items()}, **options}
+    with pytest.raises(ConfigError) as error:
+        rondo.run(config(partition={"deal_tests": True}), **rows, run_dir=tmp_path / "run", device="cpu")
+    assert [(p.path, p.message) for p in error.value.problems] == [("partition.deal_tests", why)]
+
+
 # Scores on them
 
 

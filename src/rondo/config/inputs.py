@@ -309,6 +309,9 @@ class PartitionConfig(Section):
     """Column that names each row's client, for natural."""
     min_size: Annotated[int, Field(ge=0)] = 1
     """Smallest number of rows that a client may get, for all kinds but natural."""
+    deal_tests: bool = False
+    """Deal the test set to the clients as well, each class in proportion to their training rows of it, so that every
+    client is scored on test rows of its own classes."""
 
 
 class ProblemConfig(Section):

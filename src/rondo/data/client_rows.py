@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rondo.algorithm import Round
@@ -17,7 +17,7 @@ from rondo.data.files.placed import PlacedRows, Places, places_of
 from rondo.data.files.room import Room
 from rondo.data.files.tables import Rows, Table, rows_of
 from rondo.data.named_columns import lacking
-from rondo.data.partition.deal import deal
+from rondo.data.partition.deal import deal, deal_tests
 from rondo.data.sample import sample
 from rondo.data.sources import Source, read_pictures, read_rows
 from rondo.errors import ConfigError, Problem
@@ -41,7 +41,8 @@ class TestRows:
     unsampled: int
     """Number of usable rows beyond ``data.max_test_rows``."""
     owners: Sequence[str] | None = None
-    """The client of each row, where clients have test rows of their own."""
+    """The client of each row, where clients have test rows of their own; :data:`rondo.data.partition.deal.NOBODY` where
+    none has it."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,13 @@ def resolved(config: RunConfig, source: Source) -> RunConfig:
 
 
 def _tested_at_clients(config: RunConfig, source: Source) -> bool:
-    """Whether clients have test rows of their own: from files or tables of theirs, or by the column that names each
-    row's client, where every test row has it and a client of the training rows is among them."""
+    """Whether clients have test rows of their own: dealt to them, or :func:`_own_tests`."""
+    return config.partition.deal_tests or _own_tests(config, source)
+
+
+def _own_tests(config: RunConfig, source: Source) -> bool:
+    """Whether test rows come with their clients: from files or tables of theirs, or by the column that names each row's
+    client, where every test row has it and a client of the training rows is among them."""
     if source.test_clients is not None:
         return True
     column = config.partition.column
@@ -137,7 +143,11 @@ def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt
         known = f"; clients: {', '.join(sorted(everybody)[:10])}" if everybody else ": training rows name no clients"
         raise ConfigError.at(source.test_key, f"test rows of {strangers[0]!r}, which is no client{known}")
     tests = source.test_clients if source.test_clients is not None else source.test or []
-    by_column = config.partition.column if _tested_at_clients(config, source) else None
+    own_tests = _own_tests(config, source)
+    if config.partition.deal_tests and (own_tests or not source.test):
+        why = "clients have test rows of their own" if own_tests else "there is no test set to deal"
+        raise ConfigError.at("partition.deal_tests", f"{why}: remove it")
+    by_column = config.partition.column if own_tests else None
     test = _test_rows(config, labels, tests, "test ", run.generator("rows", "test"), by_column)
     more_tests = {
         name: _test_rows(config, labels, of_name, f"{name} ", run.generator("rows", "test", name))
@@ -161,6 +171,11 @@ def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt
         raise ConfigError.at("partition", message + "to fewer clients")
     if problems := list(client_checks(config, len(large_enough))):
         raise ConfigError(problems)
+    if config.partition.deal_tests:
+        by_class = label if labels else None
+        trained = {client: _names(rows, by_class) or [""] * len(rows) for client, rows in large_enough.items()}
+        tested = _names(test.rows, by_class) or [""] * len(test.rows)
+        test = replace(test, owners=deal_tests(trained, tested, run.generator("partition", "tests")))
     return Dealt(
         rows=large_enough,
         test=test,

@@ -11,6 +11,7 @@ from typing import Any
 from rondo.config.schema import RunConfig
 from rondo.data.client_rows import Dealt
 from rondo.data.files.tables import Rows
+from rondo.data.partition.deal import NOBODY
 from rondo.tasks.row_checks import Row, columns, value_name, value_text
 
 _SHOWN = 10
@@ -58,9 +59,10 @@ def remarks(config: RunConfig, dealt: Dealt, trained: Mapping[str, int]) -> Iter
 
 def _of_clients(dealt: Dealt, owners: Sequence[str], label: str | None) -> Iterator[str]:
     """Sentences about the test rows of each client. ``owners``: the client of each test row."""
-    count = sum(owner not in dealt.rows for owner in owners)
-    if count:
-        strangers = sorted(set(owners) - dealt.rows.keys())
+    if count := sum(owner == NOBODY for owner in owners):
+        yield f"{count} test rows are of classes that no client trains on, so they are in the common test set alone"
+    if strangers := sorted(set(owners) - dealt.rows.keys() - {NOBODY}):
+        count = sum(owner in strangers for owner in owners)
         fate = "are of clients that do not train, so they are in the common test set alone"
         yield f"{count} test rows {fate}: {_few(strangers)}"
     if without := sorted(dealt.rows.keys() - set(owners)):

@@ -7,14 +7,18 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
 
 from rondo.config.inputs import PartitionConfig
-from rondo.data.partition.label_skew import by_classes, equal_dirichlet, proportional
+from rondo.data.partition.label_skew import by_classes, by_label, equal_dirichlet, proportional
 from rondo.errors import ConfigError
 from rondo.process import no_warnings
+
+NOBODY = ""
+"""In place of a client: that of a test row that no client has."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,27 @@ def deal(
     width = len(str(len(parts) - 1))
     rows = {f"client-{i:0{width}d}": tuple(sorted(part)) for i, part in enumerate(parts)}
     return Deal(dict(sorted(rows.items())), count - sum(map(len, rows.values())), moved)
+
+
+def deal_tests(trained: Mapping[str, Sequence[str]], labels: Sequence[str], generator: torch.Generator) -> list[str]:
+    """The client of each row of a test set, so that each client has those of its own classes: a class's rows, in random
+    order, are divided in proportion to the clients' training rows of it (FedRep, Table 1). :data:`NOBODY` for the rows
+    of a class that no client trains on.
+
+    ``trained``: the class of each client's training rows.
+    ``labels``: the class of each test row. Rows without classes are all of one.
+    """
+    owners, counts = [NOBODY] * len(labels), {client: Counter(classes) for client, classes in trained.items()}
+    rows = by_label(labels, generator)
+    for name in rows:
+        having = [client for client in counts if counts[client][name]]
+        having = [having[i] for i in torch.randperm(len(having), generator=generator).tolist()]
+        sizes = proportional(rows[name], [counts[client][name] for client in having], 0) if having else []
+        line = iter(rows[name])
+        for client, size in zip(having, sizes, strict=True):
+            for number in islice(line, size):
+                owners[number] = client
+    return owners
 
 
 def _parts(

@@ -25,7 +25,7 @@ def by_classes(
     one size, one per class, the largest for which there are enough (McMahan et al. 2017; FedRep, appendix B), and the
     rest of the rows is dropped. Raises ValueError where a class has fewer rows than clients.
     """
-    rows = _rows_by_class(labels, generator)
+    rows = by_label(labels, generator)
     names = list(rows)
     counts = [len(rows[name]) for name in names]
     wanted, shard = clients * per_client, 0
@@ -53,7 +53,7 @@ def equal_dirichlet(labels: Sequence[str], clients: int, alpha: float, generator
     """Row numbers of ``clients`` clients of one size, each with a mix of classes of its own, drawn from a symmetric
     Dirichlet distribution with parameter ``alpha`` (Hsu et al. 2019; FedLoRU, appendix D.1). Later mixes leave out a
     class that has run out. Fewer than ``clients`` rows are dropped."""
-    rows = list(_rows_by_class(labels, generator).values())
+    rows = list(by_label(labels, generator).values())
     draw = np.random.default_rng(int(torch.randint(2**31, (1,), generator=generator)))
     left = np.array([len(of_class) for of_class in rows])
     size, parts = len(labels) // clients, []
@@ -82,7 +82,7 @@ def proportional(rows: Sequence[object], weights: Sequence[float], least: int = 
     return sizes
 
 
-def _rows_by_class(labels: Sequence[str], generator: torch.Generator) -> dict[str, list[int]]:
+def by_label(labels: Sequence[str], generator: torch.Generator) -> dict[str, list[int]]:
     """Row numbers of every class, in random order."""
     rows: dict[str, list[int]] = {name: [] for name in sorted(set(labels))}
     for number in torch.randperm(len(labels), generator=generator).tolist():

@@ -176,12 +176,18 @@ def as_written(place: Path, key: str = "--out") -> Iterator[None]:
     raise ConfigError.at(key, f"{str(place)!r}: {why}; remove it, and what is missing is made anew")
 
 
-def to_toml(config: RunConfig) -> str:
-    """The configuration as TOML. Unset keys (None) are left out, since TOML has no null."""
+def to_toml(config: RunConfig, unless_set: Sequence[tuple[str, str]] = ()) -> str:
+    """The configuration as TOML. Unset keys (None) are left out, since TOML has no null; and those of ``unless_set``,
+    a section and a key each, where they have their default."""
 
     def pruned(tree: Mapping[str, Any]) -> dict[str, Any]:
         return {k: pruned(v) if isinstance(v, Mapping) else v for k, v in tree.items() if v is not None}
 
     absent = None if config.has_factors else {"adapter"}  # the section itself says that factors are trained
-    text: str = tomli_w.dumps(pruned(config.model_dump(exclude=absent)))
+    tree = pruned(config.model_dump(exclude=absent))
+    default = RunConfig().model_dump()
+    for section, key in unless_set:
+        if tree[section][key] == default[section][key]:
+            del tree[section][key]
+    text: str = tomli_w.dumps(tree)
     return text
