@@ -131,6 +131,7 @@ ALPACA = ("fedloru/alpaca",)
 TENTH = tuple(name for name in IMAGES if name.endswith("-tenth"))
 ALL_RANKS = tuple(name for name in IMAGES if name.endswith("-all-ranks"))
 NO_ROW, IN_COMPARE, IN_TEXT = "no row has it", "an option of rondo compare", "in the text of the file"
+IN_ENTRY = "an entry of rondo reproduce: tests/reproduce/test_entries.py"
 
 HYPERPARAMETERS: dict[tuple[str, str, str], Any] = {
     ("fedrep", "all", "participation"): (CIFAR + FEMNIST, "share", 0.1),
@@ -157,8 +158,8 @@ HYPERPARAMETERS: dict[tuple[str, str, str], Any] = {
     ("fedrep", "FedProx", "mu"): (CIFAR, "methods.fedprox.algorithm.mu", 0.1),
     ("fedrep", "SCAFFOLD", "global_lr"): (CIFAR + SENT140, "methods.scaffold.algorithm.server_lr", 1.0),
     ("fedrep", "FEMNIST new clients", "setup"): NO_ROW,
-    ("fedrep", "synthetic fig3", "d;k;m;r"): NO_ROW,
-    ("fedrep", "synthetic fig4", "n;d;k"): NO_ROW,
+    ("fedrep", "synthetic fig3", "d;k;m;r"): IN_ENTRY,
+    ("fedrep", "synthetic fig4", "n;d;k"): IN_ENTRY,
     ("florg", "all", "batch_size"): (FLORG, "train.batch_size", 4),
     ("florg", "all", "batch_size_grid"): (FLORG, IN_TEXT, "batches of 2, 4, 8 and 16 rows"),
     ("florg", "all", "local_epochs"): (FLORG, "train.local_epochs", 1),

@@ -361,3 +361,22 @@ def test_clients_weigh_as_in_the_papers_settings(paper: str) -> None:
     assert {
         n for n, e in of_paper.items() for arm in e.arms if e.tree(arm)["clients"]["weighting"] not in stated
     } == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "arm", "clients", "rows", "inputs", "rank", "share"),
+    [
+        ("fedrep-figure3", "fedrep-20", 20, 5, 10, 2, 0.1),
+        ("fedrep-figure3", "gd-gd-500", 500, 5, 10, 2, 0.1),
+        ("fedrep-figure4", "fedrep", 100, None, 20, 2, 0.1),
+    ],
+)
+def test_sizes_of_fedreps_linear_figures_are_the_papers(
+    name: str, arm: str, clients: int, rows: int | None, inputs: int, rank: int, share: float
+) -> None:
+    """Section 5.1 and appendix A.1: d, k, m, r of Figure 3, and n, d, k of Figure 4."""
+    config = entries.read(name).run(arm, 0, Path(), {}, check=False)
+    problem = config.problem
+    assert (problem.clients, problem.inputs, problem.rank) == (clients, inputs, rank)
+    assert rows in (None, problem.rows)
+    assert config.clients.per_round == round(share * clients)
