@@ -15,7 +15,8 @@ from torch import Tensor, nn
 import tiny
 from rondo.config.task_kinds import TABLE
 from rondo.models.loading.pretrained import fingerprint, load_config, load_pretrained, load_structure, load_tokenizer
-from rondo.models.networks.adapted_layer import UnsupportedLayer, layer_kind
+from rondo.models.networks import adapted_layer
+from rondo.models.networks.adapted_layer import UnsupportedLayer, add_low_rank, layer_kind
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.networks.rows import Rows
 from rondo.params import add_client_axis, client_row
@@ -358,6 +359,31 @@ def test_clients_have_their_own_heads(make: Any, counts: tuple[int, ...]) -> Non
         network(alone, {}, part).square().sum().backward()
         for n, t in alone.items():
             torch.testing.assert_close(leaves[n].grad[k], t.grad[0], rtol=1e-10, atol=1e-10)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("counts", [(4, 0, 5), (2, 7), (3, 3)])
+def test_clients_whose_rows_are_single_vectors_are_as_alone(
+    counts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without copies of their factors for each row, which would be many times as large as the rows."""
+    products = []
+
+    def noted(y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> Tensor:
+        products.append(len(down))
+        return add_low_rank(y, x, down, up)
+
+    monkeypatch.setattr(adapted_layer, "add_low_rank", noted)
+    module = nn.Sequential(nn.Linear(60, 50), nn.ReLU(), nn.Linear(50, 40))
+    sites = tiny.sites(module, ("0", "2"))
+    network = AdaptedNetwork(module, sites, ())
+    params = tiny.factors(sites, 1, len(counts), torch.float32)
+    x = torch.randn(sum(counts), 60, generator=torch.Generator().manual_seed(0))
+    together = network(params, {}, {"input": x}, rows=Rows(counts))
+    assert max(products) <= len(counts)
+    for k, (part, output) in enumerate(zip(x.split(counts), together.split(counts), strict=True)):
+        one = {name: tensor[k : k + 1] for name, tensor in params.items()}
+        alone = network(one, {}, {"input": part}, rows=Rows((len(part),)))
+        assert torch.allclose(output, alone, rtol=1e-5, atol=1e-6)
 
 
 class Normed(nn.Module):

@@ -172,17 +172,19 @@ class AdaptedLayer:
         """``output + B (A x)`` for ``down`` (K, r, in) and ``up`` (K, out, r), without forming B A."""
         down, up = down.to(x.dtype), up.to(x.dtype)
         packing = self.call.packing
-        if packing is not None and len(down) > 1:
-            parts = (torch.split(t.flatten(0, -2), list(packing.clients)) for t in (output.to(x.dtype), x))
+        if self.site.kind == "conv2d" and packing is None:
+            return output + self._convolved(x, down, up, rows)
+        lengths = rows.counts if packing is None else packing.clients
+        if len(down) > 1 and (packing is not None or (x.dim() == 2 and not rows.even)):
+            parts = (torch.split(t.flatten(0, -2), list(lengths)) for t in (output.to(x.dtype), x))
             outputs = [
                 add_low_rank(y_k[None], x_k[None], down[k : k + 1], up[k : k + 1])[0]
                 for k, (y_k, x_k) in enumerate(zip(*parts, strict=True))
             ]
             return torch.cat(outputs).reshape(output.shape).to(output.dtype)
-        if self.site.kind == "conv2d":
-            return output + self._convolved(x, down, up, rows)
         if not rows.even:
-            # Give each row its own small matrix, so that uneven clients waste no work on the frozen layers.
+            # Give each row its own small matrix, so that uneven clients waste no work on the frozen layers. Where a
+            # row has no tokens, these are many times as large as the row, and clients come one after the other.
             down, up = down[rows.index], up[rows.index]
         flat_x = x.reshape(down.shape[0], -1, x.shape[-1])
         flat_output = output.to(x.dtype).reshape(up.shape[0], -1, output.shape[-1])
