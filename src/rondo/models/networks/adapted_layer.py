@@ -21,6 +21,10 @@ from rondo.models.networks.call import Call
 from rondo.models.networks.rows import Rows, to_device
 from rondo.params import Params
 
+_SHORT = 2
+"""Rows with fewer tokens than so many ranks are smaller than factors of their own. There a CPU computes uneven clients
+one after the other, up to five times as fast (docs/dev/log/simulation.md, "Uneven clients with short rows")."""
+
 
 def add_low_rank(y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> Tensor:
     """``y + B (A x)`` without forming B A. All tensors have one type.
@@ -174,8 +178,10 @@ class AdaptedLayer:
         packing = self.call.packing
         if self.site.kind == "conv2d" and packing is None:
             return output + self._convolved(x, down, up, rows)
-        lengths = rows.counts if packing is None else packing.clients
-        if len(down) > 1 and (packing is not None or (x.dim() == 2 and not rows.even)):
+        tokens = x.shape[1:-1].numel()
+        one_by_one = x.device.type == "cpu" and not rows.even and tokens < _SHORT * down.shape[1]
+        if len(down) > 1 and (packing is not None or one_by_one):
+            lengths = [count * tokens for count in rows.counts] if packing is None else packing.clients
             parts = (torch.split(t.flatten(0, -2), list(lengths)) for t in (output.to(x.dtype), x))
             outputs = [
                 add_low_rank(y_k[None], x_k[None], down[k : k + 1], up[k : k + 1])[0]
@@ -183,8 +189,7 @@ class AdaptedLayer:
             ]
             return torch.cat(outputs).reshape(output.shape).to(output.dtype)
         if not rows.even:
-            # Give each row its own small matrix, so that uneven clients waste no work on the frozen layers. Where a
-            # row has no tokens, these are many times as large as the row, and clients come one after the other.
+            # Give each row its own small matrix, so that uneven clients waste no work on the frozen layers.
             down, up = down[rows.index], up[rows.index]
         flat_x = x.reshape(down.shape[0], -1, x.shape[-1])
         flat_output = output.to(x.dtype).reshape(up.shape[0], -1, output.shape[-1])
