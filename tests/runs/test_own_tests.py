@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 import rondo
+from rondo.config.inputs import AT_SITES
+from rondo.config.load import load
 from rondo.errors import ConfigError
+from rondo.federation.server.remote_run import check
 from small_runs import write_rows
 
 TRAINED, TESTED = {"a": 24, "b": 40, "c": 16}, {"a": 6, "b": 4, "c": 10}
@@ -167,6 +170,12 @@ def test_nothing_to_deal(options: dict[str, Any], why: str, tmp_path: Path) -> N
     with pytest.raises(ConfigError) as error:
         rondo.run(config(partition={"deal_tests": True}), **rows, run_dir=tmp_path / "run", device="cpu")
     assert [(p.path, p.message) for p in error.value.problems] == [("partition.deal_tests", why)]
+
+
+def test_a_server_has_no_test_rows_to_deal() -> None:
+    sections = {"data": {"clients_from": AT_SITES, "test_source": "t.csv"}, "partition": {"deal_tests": True}}
+    with pytest.raises(ConfigError, match=r"partition\.deal_tests: the server's test rows stay with it: remove it"):
+        check(load(config(**sections), check_paths=False))
 
 
 # Scores on them

@@ -54,6 +54,7 @@ def check(config: RunConfig) -> None:
         ("task.chat_template", config.task.chat_template is not None, "the sites do not have that file"),
         ("model.vectors", config.model.vectors is not None, "the sites do not have that file"),
         ("data.max_train_rows", config.data.max_train_rows is not None, "each site decides on its rows"),
+        ("partition.deal_tests", config.partition.deal_tests, "the server's test rows stay with it"),
         ("data.more_tests", bool(more) and not all(map(is_path, more)), "the server has files, and no splits"),
         ("data.more_tests", bool(more) and config.data.test_source is None, "they stand beside data.test_source"),
         ("clients.sampling", config.clients.sampling == "weighted", "sizes of sites that are away are not known"),
