@@ -106,6 +106,12 @@ def test_overrides_mend_the_other_tables_too(file: Path, tmp_path: Path) -> None
     assert [p.path for p in caught.value.problems] == ["data.source"]
     # A value that suits this method alone is no fault of another's table.
     assert load(file, [*sets, "algorithm.name=fedloru", "algorithm.tau=2"]).algorithm.fields == {"tau": 2}
+    # One that is mended in part only is told as it is now.
+    late = FILE.replace("train.lr = 0.5", "train.warmup_rounds = 10")
+    file.write_text(late, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"methods\.fedloru\.train\.warmup_rounds: must be below rounds = 8"):
+        load(file, ["rounds=8"])
+    assert load(file, ["rounds=12"]).rounds == 12
 
 
 @pytest.mark.parametrize(

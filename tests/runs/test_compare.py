@@ -178,6 +178,7 @@ def test_band_of_a_measure_ends_where_measures_do(draw: Callable[[Any], Any], mo
     figure = draw({"runs": runs, "algorithms": algorithms, "varied": {"n": [5, 10]}})
     axes = figure.axes[0]
     assert axes.get_yscale() == "log"
+    assert 0 < axes.get_ylim()[0] <= 0.01, "limits at or below zero draw nothing at all"
     ends = [float(path.vertices[:, 1].min()) for band in axes.collections for path in band.get_paths()]
     assert len(ends) == (2 if draw is comparisons.comparison else 1)
     assert min(ends) == pytest.approx(0.01)

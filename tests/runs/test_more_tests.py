@@ -62,13 +62,18 @@ def test_comparison_has_a_column_of_each(folder: Path, tmp_path: Path) -> None:
     after = [json.loads((tmp_path / r["run_dir"] / "summary.json").read_text())["after"] for r in compared.runs]
     scores = [scores["more_tests"]["mismatched"]["accuracy"] for scores in after]
     assert [r["more_tests"] for r in compared.runs] == [{"mismatched": {"model": "global", "score": s}} for s in scores]
-    stats = compared.algorithms["fedit"]["more_tests"]["mismatched"]
+    stats_of = compared.algorithms["fedit"]
+    stats = stats_of["more_tests"]["mismatched"]
     assert (stats["mean"], stats["count"], stats["model"]) == (pytest.approx(sum(scores) / 2), 2, "global")
-    assert list(compared.to_frame()["test mismatched"]) == scores
+    frame = compared.to_frame()
+    assert list(frame["more_tests.mismatched"]) == scores
+    assert set(frame["more_tests.mismatched_model"]) == {"global"}
     content = json.loads((tmp_path / "comparison.json").read_text())
     column = comparison_columns(content).index("mismatched accuracy")
     assert next(comparison_rows(content))[column].startswith(f"{stats['mean']:.3f} ±")
     assert "mismatched accuracy" in (tmp_path / "comparison.tex").read_text()
+    content["algorithms"]["other"] = {**stats_of, "more_tests": {}}  # --vary can name other test sets
+    assert [row[column] for row in comparison_rows(content)][1:] == ["-"]
 
 
 def test_no_bit_of_the_result_depends_on_them(finished: RunResult, folder: Path, tmp_path: Path) -> None:

@@ -158,6 +158,30 @@ def test_common_test_set_is_dealt_by_the_classes_that_clients_train_on(tmp_path:
     assert "test" not in partition(common.run_dir)["clients"]["client-0"]
 
 
+def test_rows_of_classes_that_nobody_trains_on_are_in_the_common_set_alone(tmp_path: Path) -> None:
+    """Whatever a client is called. Their sample keeps the shares of classes, and not of clients, who have none yet."""
+    g = np.random.default_rng(0)
+
+    def rows(count: int, *sides: str) -> list[dict[str, Any]]:
+        pictures = g.normal(size=(count, 1, 2)).astype(np.float32)
+        return [{"picture": picture, "side": sides[i % len(sides)]} for i, picture in enumerate(pictures)]
+
+    settings = config(
+        task={"kind": "image-classification", "image": "picture", "label": "side", "labels": ["left", "right", "up"]},
+        partition={"deal_tests": True},
+        data={"max_test_rows": 24},
+    )
+    clients = {"": rows(20, "left", "right"), "b": rows(40, "left", "right")}
+    test = rows(30, "left", "right", "up")
+    with pytest.warns(UserWarning, match="8 test rows are of classes that no client trains on"):
+        result = rondo.run(settings, clients=clients, test=test, run_dir=tmp_path / "run", device="cpu")
+    scores = result.metrics["clients"]["per_client"]
+    assert sum(s["examples"] for s in scores.values()) == 16
+    assert abs(scores[""]["examples"] - 16 / 3) < 2
+    assert result.metrics["global"]["examples"] == 24
+    assert partition(result.run_dir)["test_sampled_by"] == ["side"]
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [

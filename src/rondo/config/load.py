@@ -64,8 +64,9 @@ def load(source: Source, sets: Sequence[str] = (), *, check_paths: bool = True) 
         of_other = _checked(methods.laid_over(raw, tables, other), check_paths)[1]
         if of_other and sets:
             # They are for the method that is chosen: they can mend another's table, and are no fault of it.
-            mended = _checked(_with_shared(methods.laid_over(raw, tables, other), sets), check_paths)[1]
-            of_other = [fault for fault in of_other if fault in mended]
+            known = {fault.path for fault in of_other}
+            shared = _with_shared(methods.laid_over(raw, tables, other), sets)
+            of_other = [fault for fault in _checked(shared, check_paths)[1] if fault.path in known]
         problems += methods.placed(of_other, tables, other, not_its_own=faults)
     if problems or config is None:
         raise ConfigError(list(dict.fromkeys(problems)), name)

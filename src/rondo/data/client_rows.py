@@ -40,7 +40,7 @@ class TestRows:
     """Number of rows that cannot be used."""
     unsampled: int
     """Number of usable rows beyond ``data.max_test_rows``."""
-    owners: Sequence[str] | None = None
+    owners: Sequence[str | None] | None = None
     """The client of each row, where clients have test rows of their own; :data:`rondo.data.partition.deal.NOBODY` where
     none has it."""
 

@@ -10,14 +10,14 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 from rondo.algorithm import Client, Round
 from rondo.config.checks import least_clients
 from rondo.config.schema import RunConfig
 from rondo.data.client_rows import Dealt, TestRows
 from rondo.data.files.tables import Rows
-from rondo.data.partition.deal import histogram
+from rondo.data.partition.deal import NOBODY, histogram
 from rondo.data.remarks import mixed_pixels, remarks, trained_on
 from rondo.data.stored import Stored
 from rondo.data.units import Units, units_of
@@ -26,6 +26,7 @@ from rondo.tasks.row_checks import value_name
 from rondo.tasks.task import Example, Store, Task
 
 _ROWS_A_CALL = 2000
+_Name = TypeVar("_Name", str, str | None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +207,7 @@ def build(
     members = members.with_tests(own_tests) if tested_at_clients else members
     by_label = [config.task.label] if config.task.label is not None else []
     by_owner = [config.partition.column] if config.partition.kind == "natural" else []
+    by_client = ["client"] if tested_at_clients and not config.partition.deal_tests else []  # these are dealt later
     report = {
         "rows": dealt.loaded,
         "rows_used": used,
@@ -217,7 +219,7 @@ def build(
         "sampled_by": by_label + (["client"] if config.data.clients_from is not None else by_owner),
         "text": store.account(),
         **{f"test_{key}": value for key, value in test_report.items()},
-        "test_sampled_by": by_label + (["client"] if tested_at_clients else []),
+        "test_sampled_by": by_label + by_client,
         "test_rows_trained_on": trained[""],
         "more_tests": {name: {**report, "rows_trained_on": trained[name]} for name, (_, report) in more.items()},
         "clients_not_sampled": dealt.clients_unsampled,
@@ -251,8 +253,10 @@ def _test_set(
     by_client: dict[str, Sequence[Example]] = {}
     for client, by_row in _encoded(store, task, _grouped(test)):
         used += len(by_row)
-        by_client[client] = Stored(store, [number for numbers in by_row for number in numbers])
-        examples += by_client[client]
+        own = Stored(store, [number for numbers in by_row for number in numbers])
+        examples += own
+        if client is not NOBODY:
+            by_client[client] = own
     if test.rows and not examples:
         raise _nothing_left(config, task, len(test.rows), f", and they are the whole {name}")
     return (
@@ -271,11 +275,12 @@ def _test_set(
     )
 
 
-def _grouped(test: TestRows) -> dict[str, Rows]:
-    """The rows of a test set by client, sorted by id; all under one name where they are in common."""
+def _grouped(test: TestRows) -> dict[str | None, Rows]:
+    """The rows of a test set by client, sorted by id; under :data:`NOBODY` those that no client has."""
     if test.owners is None:
-        return {"": test.rows}
-    groups: dict[str, Rows] = {owner: [] for owner in sorted(set(test.owners))}
+        return {NOBODY: test.rows}
+    nobodys = [NOBODY] if NOBODY in test.owners else []
+    groups: dict[str | None, Rows] = {o: [] for o in [*sorted({o for o in test.owners if o is not NOBODY}), *nobodys]}
     for owner, row in zip(test.owners, test.rows, strict=True):
         groups[owner].append(row)
     return groups
@@ -306,7 +311,7 @@ def _nothing_left(config: RunConfig, task: Task, rows: int, consequence: str) ->
     return ConfigError.at("task.max_length", message)
 
 
-def _encoded(store: Store, task: Task, rows: Mapping[str, Rows]) -> Iterator[tuple[str, Sequence[range]]]:
+def _encoded(store: Store, task: Task, rows: Mapping[_Name, Rows]) -> Iterator[tuple[_Name, Sequence[range]]]:
     """Encode every client's rows into ``store``, many clients per call, since each call has a fixed cost. Yields each
     client's id and the numbers of its examples, row by row."""
     names = list(rows)

@@ -57,20 +57,22 @@ def remarks(config: RunConfig, dealt: Dealt, trained: Mapping[str, int]) -> Iter
             yield f"{count} of {len(tests[name].rows)} {rows} {fate}"
 
 
-def _of_clients(dealt: Dealt, owners: Sequence[str], label: str | None) -> Iterator[str]:
+def _of_clients(dealt: Dealt, owners: Sequence[str | None], label: str | None) -> Iterator[str]:
     """Sentences about the test rows of each client. ``owners``: the client of each test row."""
-    if count := sum(owner == NOBODY for owner in owners):
+    if count := owners.count(NOBODY):
         yield f"{count} test rows are of classes that no client trains on, so they are in the common test set alone"
-    if strangers := sorted(set(owners) - dealt.rows.keys() - {NOBODY}):
+    having = {owner for owner in owners if owner is not NOBODY}
+    if strangers := sorted(having - dealt.rows.keys()):
         count = sum(owner in strangers for owner in owners)
         fate = "are of clients that do not train, so they are in the common test set alone"
         yield f"{count} test rows {fate}: {_few(strangers)}"
-    if without := sorted(dealt.rows.keys() - set(owners)):
+    if without := sorted(dealt.rows.keys() - having):
         yield f"clients without test rows, which are not scored: {_few(without)}"
     if label is not None:
         classes: dict[str, set[str]] = {}
         for owner, row in zip(owners, dealt.test.rows, strict=True):
-            classes.setdefault(owner, set()).add(value_name(row[label]))
+            if owner is not NOBODY:
+                classes.setdefault(owner, set()).add(value_name(row[label]))
         if single := sorted(o for o, names in classes.items() if len(names) == 1 and o in dealt.rows):
             undefined = "where f1, matthews and auc are undefined"
             yield f"clients with test rows of a single class, {undefined}: {_few(single)}"

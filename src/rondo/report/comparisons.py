@@ -46,11 +46,8 @@ def comparison(content: Mapping[str, Any], form: drawing.Form = "png") -> bytes:
             _band(axes, x, scores, style["color"], least)
             (line,) = axes.plot(x, means, label=label, **style)
         lines.append((means[-1], line))
-    _as_high_as_scores(left, drawn)
+    _scale(left, content, drawn)
     left.set_ylabel(_score_name(content["runs"]))
-    if _are_measures(content):
-        left.set_yscale("log", nonpositive="mask")
-        drawing.plain_ticks(left.yaxis)
     drawing.over_rounds(left)
     if right is not None:
         _over_megabytes(right, totals, "by all clients, first contact included")
@@ -90,16 +87,13 @@ def varied(content: Mapping[str, Any]) -> bytes | None:
             _band(axes, list(finals), list(finals.values()), style["color"], least)
         (line,) = axes.plot(list(finals), means, label=drawing.label(name) + _whose(runs[0]), **style)
         lines.append((means[-1], line))
-    _as_high_as_scores(axes, drawn)
+    _scale(axes, content, drawn)
     if places[0] > 0 and places[-1] > _FAR_APART * places[0]:
         from matplotlib import ticker
 
         axes.set_xscale("log")
         axes.xaxis.set_minor_locator(ticker.NullLocator())
     axes.set_xticks(places, [f"{place:g}" for place in places])
-    if _are_measures(content):
-        axes.set_yscale("log", nonpositive="mask")
-        drawing.plain_ticks(axes.yaxis)
     axes.set_xlabel(key)
     axes.set_ylabel(f"final {_score_name(content['runs'])}")
     axes.set_title(_shared_settings(content), loc="left")
@@ -188,10 +182,14 @@ def _band(axes: Any, x: Sequence[float], scores: Sequence[Sequence[float]], colo
     axes.fill_between(x, low, high, color=colour, alpha=0.12, lw=0)
 
 
-def _as_high_as_scores(axes: Any, scores: Sequence[float]) -> None:
-    """Cut bands off where no seed has a score: the interval of two or three seeds can be many times as wide."""
-    if len(set(scores)) > 1 and axes.get_yscale() == "linear":
-        low, high = min(scores), max(scores)
+def _scale(axes: Any, content: Mapping[str, Any], drawn: Sequence[float]) -> None:
+    """The axis of ``drawn``, once all lines are there: logarithmic for measures; for scores without the parts of bands
+    where no seed has one, since the interval of two or three seeds can be many times as wide."""
+    if _are_measures(content):
+        axes.set_yscale("log", nonpositive="mask")
+        drawing.plain_ticks(axes.yaxis)
+    elif len(set(drawn)) > 1:
+        low, high = min(drawn), max(drawn)
         axes.set_ylim(low - 0.06 * (high - low), high + 0.06 * (high - low))
 
 

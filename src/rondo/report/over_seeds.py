@@ -39,7 +39,9 @@ def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for key in ("score", "test", "own_rows", "fine_tuned"):
         result[key] = _of_model([r[key] for r in runs if r[key] is not None])
     tests = dict.fromkeys(name for run in runs for name in run["more_tests"])
-    result["more_tests"] = {name: _of_model([r["more_tests"][name] for r in runs]) for name in tests}
+    result["more_tests"] = {
+        name: _of_model([r["more_tests"][name] for r in runs if name in r["more_tests"]]) for name in tests
+    }
     best = [run["best"]["score"] for run in runs if run["best"] is not None]
     result["best"] = mean_and_deviation(best)
     result["measures"] = {
@@ -66,7 +68,8 @@ def run_rows(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         for key in ("score", "test", "own_rows", "fine_tuned"):
             scored = run[key] or {"score": None, "model": None}
             row |= {key: scored["score"], f"{key}_model": scored["model"]}
-        row |= {f"test {name}": scored["score"] for name, scored in run["more_tests"].items()}
+        for name, scored in run["more_tests"].items():
+            row |= {f"more_tests.{name}": scored["score"], f"more_tests.{name}_model": scored["model"]}
         best = run["best"] or {"score": None, "round": None}
         row |= {"metric": run["title"], "curve_of": run["curve_of"], "best": best["score"], "best_round": best["round"]}
         guarantee = {} if run["privacy"] is None else {"guarantee": guarantee_line(run["privacy"])}

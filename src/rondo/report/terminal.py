@@ -89,7 +89,7 @@ def comparison_rows(content: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
             name,
             stats["head"] or "-",
             *(_of_model(stats[key]) for key in _score_columns(content)),
-            *(_of_model(stats["more_tests"][name]) for name in _more_tests(content)),
+            *(_of_model(stats["more_tests"].get(name, _NO_SCORE)) for name in _more_tests(content)),
             *(_measured(stats["measures"].get(measure)) for measure in _measures(content)),
             *_answers(content, stats),
             *(_bytes(stats[key]) for key in ("bytes_up", "bytes_down", "bytes_first_contact")),
@@ -176,6 +176,10 @@ def comparison_table(content: Mapping[str, Any]) -> Table:
     for row in comparison_rows(content):
         table.add_row(*row)
     return table
+
+
+_NO_SCORE: Mapping[str, Any] = {"mean": None}
+"""Of a test set that a method's runs do not have."""
 
 
 def _of_model(score: Mapping[str, Any]) -> str:

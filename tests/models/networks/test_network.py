@@ -361,7 +361,7 @@ def test_clients_have_their_own_heads(make: Any, counts: tuple[int, ...]) -> Non
             torch.testing.assert_close(leaves[n].grad[k], t.grad[0], rtol=1e-10, atol=1e-10)  # type: ignore[index]
 
 
-@pytest.mark.parametrize("counts", [(4, 0, 5), (2, 7), (3, 3)])
+@pytest.mark.parametrize("counts", [(4, 0, 8), (2, 7), (3, 3)])
 def test_clients_whose_rows_are_single_vectors_are_as_alone(
     counts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

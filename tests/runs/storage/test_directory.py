@@ -18,7 +18,7 @@ from rondo.config import ConfigError, load
 from rondo.errors import Problem
 from rondo.runs.storage import durable, manifest
 from rondo.runs.storage.directory import RunDirectory, to_toml
-from rondo.runs.storage.manifest import environment, must_equal, rows_of
+from rondo.runs.storage.manifest import environment, must_equal, recorded, rows_of
 
 
 def test_new_directory_is_made_with_its_parents(tmp_path: Path) -> None:
@@ -266,6 +266,19 @@ def test_reasons_may_be_worded_otherwise(then: str | None, today: str | None, wo
     before, now = ({"targets_only": {"on": False, "reason": reason}} for reason in (then, today))
     with nullcontext() if words is None else pytest.raises(ConfigError, match=rf"targets_only\.reason: {words}"):
         must_equal(before, now, whatever=False)
+
+
+def test_key_of_the_configuration_that_came_later_counts_as_its_default() -> None:
+    """A run of before goes on, and its result is opened, as it was."""
+    now = {"config": recorded(load({}))}
+    then = {"config": {**now["config"], "partition": {**now["config"]["partition"]}}}
+    del then["config"]["partition"]["deal_tests"]
+    must_equal(then, now, whatever=False)
+    other = {"config": recorded(load({"partition": {"deal_tests": True}}))}
+    with pytest.raises(ConfigError, match=r"config\.partition\.deal_tests: was false, is true"):
+        must_equal(then, other, whatever=False)
+    with pytest.raises(ConfigError, match=r"config\.rounds: was null, is 20"):
+        must_equal({"config": None}, now, whatever=False)
 
 
 def test_keys_of_another_version_are_compared_or_left() -> None:

@@ -17,8 +17,8 @@ from rondo.data.partition.label_skew import by_classes, by_label, equal_dirichle
 from rondo.errors import ConfigError
 from rondo.process import no_warnings
 
-NOBODY = ""
-"""In place of a client: that of a test row that no client has."""
+NOBODY = None
+"""The client of a test row that no client has."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,9 @@ def deal(
     return Deal(dict(sorted(rows.items())), count - sum(map(len, rows.values())), moved)
 
 
-def deal_tests(trained: Mapping[str, Sequence[str]], labels: Sequence[str], generator: torch.Generator) -> list[str]:
+def deal_tests(
+    trained: Mapping[str, Sequence[str]], labels: Sequence[str], generator: torch.Generator
+) -> list[str | None]:
     """The client of each row of a test set, so that each client has those of its own classes: a class's rows, in random
     order, are divided in proportion to the clients' training rows of it (FedRep, Table 1). :data:`NOBODY` for the rows
     of a class that no client trains on.
@@ -108,7 +110,8 @@ def deal_tests(trained: Mapping[str, Sequence[str]], labels: Sequence[str], gene
     ``trained``: the class of each client's training rows.
     ``labels``: the class of each test row. Rows without classes are all of one.
     """
-    owners, counts = [NOBODY] * len(labels), {client: Counter(classes) for client, classes in trained.items()}
+    owners: list[str | None] = [NOBODY] * len(labels)
+    counts = {client: Counter(classes) for client, classes in trained.items()}
     rows = by_label(labels, generator)
     for name in rows:
         having = [client for client in counts if counts[client][name]]

@@ -21,9 +21,10 @@ from rondo.models.networks.call import Call
 from rondo.models.networks.rows import Rows, to_device
 from rondo.params import Params
 
-_SHORT = 2
+_SHORT, _MANY = 2, 4
 """Rows with fewer tokens than so many ranks are smaller than factors of their own. There a CPU computes uneven clients
-one after the other, up to five times as fast (docs/dev/log/simulation.md, "Uneven clients with short rows")."""
+one after the other, if they have so many rows in the mean: up to five times as fast (docs/dev/log/simulation.md,
+"Uneven clients with short rows")."""
 
 
 def add_low_rank(y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> Tensor:
@@ -179,14 +180,13 @@ class AdaptedLayer:
         if self.site.kind == "conv2d" and packing is None:
             return output + self._convolved(x, down, up, rows)
         tokens = x.shape[1:-1].numel()
-        one_by_one = x.device.type == "cpu" and not rows.even and tokens < _SHORT * down.shape[1]
+        short = tokens < _SHORT * down.shape[1] and len(x) >= _MANY * len(down)
+        one_by_one = short and not rows.even and x.device.type == "cpu"
         if len(down) > 1 and (packing is not None or one_by_one):
             lengths = [count * tokens for count in rows.counts] if packing is None else packing.clients
-            parts = (torch.split(t.flatten(0, -2), list(lengths)) for t in (output.to(x.dtype), x))
-            outputs = [
-                add_low_rank(y_k[None], x_k[None], down[k : k + 1], up[k : k + 1])[0]
-                for k, (y_k, x_k) in enumerate(zip(*parts, strict=True))
-            ]
+            parts = [torch.split(t.flatten(0, -2), list(lengths)) for t in (output.to(x.dtype), x)]
+            parts += [torch.split(t, 1) for t in (down, up)]  # a slice for each would have a gradient of all clients
+            outputs = [add_low_rank(y[None], x[None], a, b)[0] for y, x, a, b in zip(*parts, strict=True)]
             return torch.cat(outputs).reshape(output.shape).to(output.dtype)
         if not rows.even:
             # Give each row its own small matrix, so that uneven clients waste no work on the frozen layers.

@@ -54,11 +54,14 @@ def must_equal(
     again.
 
     Whole keys that only ``then`` has are not compared. Keys that ``then`` lacks, because another version wrote it,
-    count as null. Raises :class:`ConfigError` with every difference by key path, and ``remedy``, unless ``whatever``.
+    count as null, those of the configuration as their defaults. Raises :class:`ConfigError` with every difference by
+    key path, and ``remedy``, unless ``whatever``.
     """
     differences = []
     for key in now.keys() - set(_NOT_THE_RUN):
         before, after = _flat(key, then.get(key)), _flat(key, now[key])
+        if key == "config" and isinstance(then.get(key), Mapping):
+            before = {p: v for p, v in _flat(key, recorded(RunConfig())).items() if p in after} | before
         for path in before.keys() | after.keys():
             was, is_ = before.get(path), after.get(path)
             if path.endswith(".reason") and was and is_:
