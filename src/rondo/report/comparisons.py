@@ -3,7 +3,6 @@ SVG."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -28,7 +27,6 @@ def comparison(content: Mapping[str, Any], form: drawing.Form = "png") -> bytes:
     figure, panels = drawing.canvas(12, 5, panels=2) if totals else drawing.canvas(7, 5)
     left, right = panels if totals else (panels, None)
     drawn, lines = [p["score"] for r in content["runs"] for p in r["curve"]], []
-    least = _least(content, drawn)
     for i, name in enumerate(content["algorithms"]):
         runs = [r for r in content["runs"] if r["algorithm"] == name]
         # Seeds are scored after the same rounds, so their points match by position.
@@ -43,7 +41,7 @@ def comparison(content: Mapping[str, Any], form: drawing.Form = "png") -> bytes:
         if right is not None and columns[-1][0]["bytes"] is not None:
             places.append((right, [sum(p["bytes"] for p in column) / len(column) / 1e6 for column in columns]))
         for axes, x in places:
-            _band(axes, x, scores, style["color"], least)
+            _band(axes, x, scores, style["color"], positive=_are_measures(content))
             (line,) = axes.plot(x, means, label=label, **style)
         lines.append((means[-1], line))
     _scale(left, content, drawn)
@@ -73,7 +71,6 @@ def varied(content: Mapping[str, Any]) -> bytes | None:
         rest = [f"{k.rpartition('.')[2]}={v}" for k, v in run["values"].items() if k != key]
         by_line.setdefault(" ".join([run["method"], *rest]), []).append(run)
     drawn, lines = [run["curve"][-1]["score"] for runs in by_line.values() for run in runs], []
-    least = _least(content, drawn)
     for i, (name, runs) in enumerate(by_line.items()):
         finals = {
             place: [run["curve"][-1]["score"] for run in runs if run["values"].get(key, place) == place]
@@ -84,7 +81,7 @@ def varied(content: Mapping[str, Any]) -> bytes | None:
         has_key = key in runs[0]["values"]
         style = _style(i) | ({} if has_key else {"marker": "", "ls": _DASHES[1]})
         if has_key:
-            _band(axes, list(finals), list(finals.values()), style["color"], least)
+            _band(axes, list(finals), list(finals.values()), style["color"], positive=_are_measures(content))
         (line,) = axes.plot(list(finals), means, label=drawing.label(name) + _whose(runs[0]), **style)
         lines.append((means[-1], line))
     _scale(axes, content, drawn)
@@ -168,18 +165,12 @@ def _are_measures(content: Mapping[str, Any]) -> bool:
     return any(run["curve_of"] != run["primary"] for run in content["runs"])
 
 
-def _least(content: Mapping[str, Any], drawn: Sequence[float]) -> float:
-    """Where bands are cut off from below: measures have a logarithmic axis, on which an interval that reaches zero has
-    no end."""
-    return min((value for value in drawn if value > 0), default=0.0) if _are_measures(content) else -math.inf
-
-
-def _band(axes: Any, x: Sequence[float], scores: Sequence[Sequence[float]], colour: str, least: float) -> None:
-    """The 95 % interval of the mean at each place of ``x``, as far as it is above ``least``. ``scores``: those of the
-    seeds at each place."""
+def _band(axes: Any, x: Sequence[float], scores: Sequence[Sequence[float]], colour: str, *, positive: bool) -> None:
+    """The 95 % interval of the mean at each place of ``x``. ``scores``: those of the seeds at each place; where they are
+    ``positive``, and the axis logarithmic, an interval that reaches zero ends at the smallest of them."""
     ends = [interval(values) or (values[0], values[0]) for values in scores]
-    low, high = ([max(least, end) for end in side] for side in zip(*ends, strict=True))
-    axes.fill_between(x, low, high, color=colour, alpha=0.12, lw=0)
+    low = [min(values) if positive and end <= 0 else end for values, (end, _) in zip(scores, ends, strict=True)]
+    axes.fill_between(x, low, [end for _, end in ends], color=colour, alpha=0.12, lw=0)
 
 
 def _scale(axes: Any, content: Mapping[str, Any], drawn: Sequence[float]) -> None:
