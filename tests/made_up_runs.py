@@ -64,8 +64,7 @@ def write(folder: Path, sent: int, scores: Sequence[float], clients: int = 1) ->
         for k, s in enumerate(scores)
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    (folder / "summary.json").write_text(
-        json.dumps({"seconds": {"all": 1.0}, "measures": {"before": {}}, "clients": clients}), encoding="utf-8"
-    )
+    summary = {"rounds": len(lines), "seconds": {"all": 1.0}, "measures": {"before": {}}, "clients": clients}
+    (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     manifest = {"versions": {}, "config": {}, "device": "cpu", "threads": 1}
     (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
