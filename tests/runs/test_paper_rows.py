@@ -98,8 +98,6 @@ def small(name: str, made: Path) -> dict[str, Any]:
         task |= {"image": "image", "label": "label", "normalize": "half"}
         if "resnet" in model["name"]:  # which takes any size; the convolutional network takes 16 pixels and more
             task["image_size"] = 8
-        if config["algorithm"]["name"] == "fedrep":
-            data["test_split"] = ""
         return config
     if task["kind"] == "sequence-classification":
         task["text"] = "text" if isinstance(task["text"], str) else ["first", "second"]
