@@ -179,7 +179,7 @@ def comparison_table(content: Mapping[str, Any]) -> Table:
 
 
 _NO_SCORE: Mapping[str, Any] = {"mean": None}
-"""Of a test set that a method's runs do not have."""
+"""The score of a test set that a method's runs do not have."""
 
 
 def _of_model(score: Mapping[str, Any]) -> str:

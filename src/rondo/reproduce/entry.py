@@ -98,7 +98,7 @@ class Entry(Section):
     differs: str
     """How the setting differs from the paper's, and why the claim can live in it."""
     changed: str = ""
-    """What was changed after a run had been seen, and which; empty where all was written before."""
+    """The changes made after a run had been seen, and which run; empty where all was written before."""
     metric: str
     """Path of the score in a round's record, such as "global.accuracy", "personal.accuracy",
     "measures.principal_angle" or "diagnostics.drift_A". "own.loss" is that of the clients' models on their own rows,

@@ -32,7 +32,7 @@ class Rows:
     lengths: tuple[int, ...] | None = None
     """Tokens of each row, if they are known and a row is one sequence."""
     device: torch.device = _CPU
-    """Where ``index`` is."""
+    """The device of ``index``."""
 
     @cached_property
     def index(self) -> Tensor:
