@@ -19,6 +19,8 @@ from parties import Parties, write_sites
 import rondo
 from choice_rows import questions, save_tiny_llama
 from rondo.config import load
+from rondo.federation.server.remote_run import loaded
+from rondo.runs.assemble import assemble
 from rondo.tasks.language import causal_lm
 from small_runs import GOOD, NEUTRAL, reviews, save_tiny_bert, settings, write_rows
 
@@ -75,6 +77,18 @@ def test_federation_equals_the_simulation(kind: str, tmp_path: Path) -> None:
     assert adapters[0] == adapters[1]
     assert [r["scores"] for r in result.history] == [r["scores"] for r in expected.history]
     assert "other" in result.metrics["more_tests"]
+
+
+def test_server_takes_the_shortcuts_of_a_simulation(tmp_path: Path) -> None:
+    """It has test rows alone to try them on. Scores of another path through the model would differ in rounding."""
+    save_tiny_bert(tmp_path / "bert")
+    tested = str(write_rows(tmp_path / "tested.csv", reviews(7, 9)))
+    rows = {"source": str(write_rows(tmp_path / "rows.csv", reviews(24))), "test_source": tested}
+    config = load(settings(tmp_path / "bert", data=rows, task={"labels": ["neg", "pos"]}))
+    expected = assemble(config, "cpu").model.record()
+    found = loaded(config, "cpu", ("neg", "pos")).model.record()
+    assert found == expected
+    assert found["first_token_only"] == {"on": True, "reason": None}
 
 
 @pytest.mark.slow

@@ -271,17 +271,29 @@ def assemble(
         if config.train.checkpointing:
             model.network.recompute_layers()
         phase("trying")
-        with one_cohort(model.network):
-            examples = population.sample(SAMPLE)
-            try_out(config.model.name, model.network, outline.task, examples)
-            if model.network.layout == "contiguous":
-                population = population.warned(_CONTIGUOUS)
-            if config.train.micro_batch is not None and model.network.minds_padding:
-                message = "a row's output depends on how far this model's rows are padded, so a step in parts would be "
-                raise ConfigError.at("train.micro_batch", f"{message}another step: remove it")
-            flops = Flops.of(model.network, model.network.initial, outline.task, examples)
-            task, prefix = model.shorten(outline.task, examples)
-        return Assembly(config, target, algorithm, head_policy, labels, task, population, model, initial, prefix, flops)
+        task = outline.task
+        run = Assembly(config, target, algorithm, head_policy, labels, task, population, model, initial, None, None)
+        return tried(run)
+
+
+def tried(assembly: Assembly) -> Assembly:
+    """The run with its network tried on some of its rows, and with the shortcuts that the network allows. Without rows
+    nothing is changed. Raises :class:`ConfigError` if the network does not run on them.
+
+    A server without rows to train on tries it on its test set, so that its scores are, to the last bit, those of a
+    simulation, which takes the same shortcuts."""
+    config, network, population = assembly.config, assembly.model.network, assembly.population
+    with one_cohort(network):
+        examples = population.sample(SAMPLE) or population.test[:SAMPLE]
+        try_out(config.model.name, network, assembly.task, examples)
+        if network.layout == "contiguous":
+            population = population.warned(_CONTIGUOUS)
+        if config.train.micro_batch is not None and network.minds_padding:
+            message = "a row's output depends on how far this model's rows are padded, so a step in parts would be "
+            raise ConfigError.at("train.micro_batch", f"{message}another step: remove it")
+        flops = Flops.of(network, network.initial, assembly.task, examples)
+        task, prefix = assembly.model.shorten(assembly.task, examples)
+    return replace(assembly, task=task, population=population, prefix=prefix, flops=flops)
 
 
 _CONTIGUOUS = (
