@@ -105,6 +105,7 @@ def elsewhere(sim: Composed, server: Server) -> RemoteScorer:
         {},
         parts.config,
         parts.fitting,
+        parts.prefix,
         server,
         transport,
     )

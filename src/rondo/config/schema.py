@@ -314,7 +314,7 @@ class SimulationConfig(Section):
     """Keep the hidden states below the lowest adapted layer. In networks that are trained whole, keep the inputs of
     the head over the epochs in which it alone is trained."""
     prefix_memory_mb: Annotated[int, Field(ge=0)] = 1024
-    """Most megabytes of memory for these hidden states."""
+    """Most megabytes of memory for these hidden states; those of test sets take half of it at most."""
     prefix_disk_mb: Annotated[int, Field(ge=0)] = 4096
     """Most megabytes of disk space for them, in temporary files."""
 

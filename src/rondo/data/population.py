@@ -135,6 +135,11 @@ class Population:
     tested_at_clients: bool = False
     """Whether clients have test examples of their own."""
 
+    @property
+    def tests(self) -> Mapping[str, tuple[Example, ...]]:
+        """All test sets by name, the common one, as ``"test"``, first."""
+        return {"test": self.test, **self.more_tests}
+
     def own_rows(self, member: Member) -> Sequence[Example]:
         """The examples that a client's model is scored on: its test examples where clients have such, else its
         validation examples."""
@@ -153,7 +158,7 @@ class Population:
 
     def warned(self, text: str) -> Population:
         """The same rows, with ``text`` among the report's warnings."""
-        return replace(self, report={**self.report, "warnings": [*self.report["warnings"], text]})
+        return replace(self, report={**self.report, "warnings": [*self.report.get("warnings", ()), text]})
 
     def costliest(self, client: str) -> int:
         """The cost of a client's costliest training example."""

@@ -14,6 +14,7 @@ from rondo.config.schema import EvaluationConfig
 from rondo.data.population import Member, Population
 from rondo.engine.client.fitting import Fitting
 from rondo.models.networks.network import Base, Network
+from rondo.models.shortcuts.prefix import Prefix
 from rondo.params import Params, add_client_axis, everything, head, on_device
 from rondo.tasks.task import Example, Task
 
@@ -34,6 +35,8 @@ class Scorer:
     config: EvaluationConfig
     fitting: Fitting
     """Trains models of clients where scores ask for it."""
+    prefix: Prefix | None
+    """Layers whose output on the test sets is computed once."""
 
     def model(self, state: Any, client: Client, round: Round) -> tuple[Params, Base]:
         """The tensors that ``client``'s network sees before ``round``, without a client axis, and the base's change."""
@@ -52,9 +55,10 @@ class Scorer:
             return {}
         seen, base = self.newcomer(state, round)
         kind = "cold_start" if self.algorithm.traits.personal else "global"
-        scores: dict[str, Any] = {kind: self.scores(seen, base, self.population.test)}
-        more = {name: self.scores(seen, base, examples) for name, examples in self.population.more_tests.items()}
-        return scores | ({"more_tests": more} if more else {})
+        tests = self.population.tests.items()
+        scored = {name: self.scores(seen, base, examples, test=name) for name, examples in tests}
+        scores: dict[str, Any] = {kind: scored.pop("test")}
+        return scores | ({"more_tests": scored} if scored else {})
 
     def at_clients(self, state: Any, round: Round) -> dict[str, Any]:
         """Scores of each client's model on its own rows (:meth:`rondo.data.population.Population.own_rows`), with the
@@ -119,28 +123,44 @@ class Scorer:
         train = head if only_head and any(map(head, seen)) else everything
         return self.fitting.tuned(seen, base, member.client, member.train, round, train=train, epochs=epochs)
 
-    def scores(self, seen: Params, base: Base, examples: Sequence[Example]) -> dict[str, float | None]:
-        """The task's metrics of the model ``seen`` (no client axis)."""
-        seen = on_device(seen, self.network.device)
-        return scores(
-            self.network, self.task, seen, self.network.on_device(base), examples, batch_size=self.config.batch_size
-        )
+    def scores(
+        self, seen: Params, base: Base, examples: Sequence[Example], *, test: str | None = None
+    ) -> dict[str, float | None]:
+        """The task's metrics of the model ``seen`` (no client axis). ``test``: the name of the test set that
+        ``examples`` are."""
+        seen, base = on_device(seen, self.network.device), self.network.on_device(base)
+        size, prefix = self.config.batch_size, self.prefix
+        return scores(self.network, self.task, seen, base, examples, batch_size=size, prefix=prefix, test=test)
 
 
 @torch.no_grad()
 def scores(
-    network: Network, task: Task, seen: Params, base: Base, examples: Sequence[Example], *, batch_size: int
+    network: Network,
+    task: Task,
+    seen: Params,
+    base: Base,
+    examples: Sequence[Example],
+    *,
+    batch_size: int,
+    prefix: Prefix | None = None,
+    test: str | None = None,
 ) -> dict[str, float | None]:
     """The task's metrics of the model ``seen`` (no client axis, on the network's device), its primary one first, in
     batches of examples of similar cost. One that is not finite is None: it is no number to compare, and none that JSON
-    has."""
+    has. ``prefix``: keeps its output on the test set ``test``, if ``examples`` are one."""
     tally = task.tally()
     batched = add_client_axis(seen)
-    ordered = sorted(task.scored(examples), key=lambda e: e.cost)
+    scored = task.scored(examples)
+    states = None if prefix is None or test is None else prefix.of_test(test, scored)
+    ordered = sorted(scored, key=lambda e: e.cost)
     for start in range(0, len(ordered), batch_size):
-        inputs, targets = task.collate(ordered[start : start + batch_size])
-        inputs, targets = (on_device(part, network.device) for part in (inputs, targets))
-        tally.add(network(batched, base, inputs), targets)
+        batch = ordered[start : start + batch_size]
+        inputs, targets = (on_device(part, network.device) for part in task.collate(batch))
+        if prefix is None or states is None:
+            tally.add(network(batched, base, inputs), targets)
+            continue
+        with prefix.replaced(states.padded(batch).to(network.device)):
+            tally.add(network(batched, base, inputs), targets)
     in_order = sorted(tally.scores().items(), key=lambda score: score[0] != task.primary)
     return {name: value if value is not None and math.isfinite(value) else None for name, value in in_order}
 

@@ -139,25 +139,27 @@ def _handed_over(path: Path, device: str, *, with_rows: bool, allow_code: bool, 
 
 def _on_tests(model: Scored, data: str | Path | Table | None, generate: bool) -> dict[str, Any]:
     """Scores on ``data``, or on the run's test set and those of ``data.more_tests``, by name."""
-    result = {"test": _scored(model, _examples(model.assembly, data), generate)}
-    more = model.assembly.population.more_tests if data is None else {}
-    result |= {name: _scored(model, examples, generate) for name, examples in more.items()}
+    if data is None:
+        tests = model.assembly.population.tests.items()
+        result: dict[str, Any] = {name: _scored(model, rows, generate, test=name) for name, rows in tests}
+    else:
+        result = {"test": _scored(model, _other_examples(model.assembly, data), generate)}
     titles = model.assembly.task.titles
     return result | ({"titles": dict(titles)} if titles else {})
 
 
-def _examples(assembly: Assembly, data: str | Path | Table | None) -> Sequence[Example]:
-    """The examples of ``data``, or of the run's test set. Raises :class:`ConfigError`."""
-    if data is None:
-        return assembly.population.test
+def _other_examples(assembly: Assembly, data: str | Path | Table) -> Sequence[Example]:
+    """The examples of ``data``. Raises :class:`ConfigError`."""
     examples = assembly.task.encode(other_rows(assembly.config, data, assembly.labels, key=_DATA))
     if not examples:
         raise ConfigError.at(_DATA, "nothing to score is left of the rows within task.max_length: name others")
     return examples
 
 
-def _scored(model: Scored, examples: Sequence[Example], generate: bool) -> dict[str, float | None]:
-    scores = model.assembly.scorer({}).scores(model.seen, model.base, examples)
+def _scored(
+    model: Scored, examples: Sequence[Example], generate: bool, *, test: str | None = None
+) -> dict[str, float | None]:
+    scores = model.assembly.scorer({}).scores(model.seen, model.base, examples, test=test)
     if not generate:
         return scores
     task = model.assembly.task

@@ -173,7 +173,8 @@ class Assembly:
         """The scorer of the run's models. ``kept``: tensors that clients keep."""
         config, network = self.config, self.model.network
         fitting = Fitting(self.algorithm, network, self.task, config.train, config.clients)
-        return Scorer(self.algorithm, network, self.task, self.population, kept, config.evaluation, fitting)
+        algorithm, task, population = self.algorithm, self.task, self.population
+        return Scorer(algorithm, network, task, population, kept, config.evaluation, fitting, self.prefix)
 
     def local_round(self, kept: MutableMapping[str, Params], stop: threading.Event | None = None) -> LocalRound:
         """A simulated client's part of a round. ``kept``: tensors that clients keep."""
@@ -293,6 +294,8 @@ def tried(assembly: Assembly) -> Assembly:
             raise ConfigError.at("train.micro_batch", f"{message}another step: remove it")
         flops = Flops.of(network, network.initial, assembly.task, examples)
         task, prefix = assembly.model.shorten(assembly.task, examples)
+    if prefix is not None:
+        prefix.reserve({name: task.scored(test) for name, test in population.tests.items()})
     return replace(assembly, task=task, population=population, prefix=prefix, flops=flops)
 
 

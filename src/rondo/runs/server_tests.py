@@ -10,7 +10,7 @@ from rondo.config.schema import RunConfig
 from rondo.data.client_rows import other_rows
 from rondo.data.files.tables import Rows
 from rondo.data.population import Population
-from rondo.runs.assemble import Assembly
+from rondo.runs.assemble import Assembly, tried
 from rondo.tasks.task import Example, Task
 
 TEST, MORE = "test_examples_sha256", "more_tests"
@@ -29,13 +29,14 @@ def read(config: RunConfig, labels: tuple[str, ...]) -> dict[str, Rows]:
 
 
 def tested(assembly: Assembly, rows: Mapping[str, Rows]) -> Assembly:
-    """The run with test sets of ``rows``, and their digests in its report. Raises :class:`ConfigError`."""
+    """The run with test sets of ``rows``, on which its network is tried, and their digests in its report. Raises
+    :class:`ConfigError`."""
     encoded = {key: tuple(assembly.task.encode(of_file)) for key, of_file in rows.items()}
     test = encoded.get("data.test_source", ())
     more = {name: encoded[f"data.more_tests.{name}"] for name in assembly.config.data.more_tests}
     digests: dict[str, Any] = {TEST: _digest(assembly.task, test)}
     digests[MORE] = {name: {"examples_sha256": _digest(assembly.task, of_set)} for name, of_set in more.items()}
-    return replace(assembly, population=Population({}, test, digests, more))
+    return tried(replace(assembly, population=Population({}, test, digests, more)))
 
 
 def _digest(task: Task, examples: Sequence[Example]) -> str:

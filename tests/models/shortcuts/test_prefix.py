@@ -7,6 +7,7 @@ import math
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -207,7 +208,55 @@ def test_lower_layers_without_budget_run_once_per_round() -> None:
     assert rows[0] == rows[1] == 3 * sum(SIZES.values())
 
 
-def test_scores_use_the_whole_model() -> None:
+def scored_simulation(memory: int, tests: Sequence[int] = (7, 4)) -> tuple[Composed, Counter[int]]:
+    """A run with two test sets of so many rows, and the rows that its lower layers have computed since."""
+    sim = simulation("bert", 2)
+    rows = counted(sim, 2)
+    first, more = (examples(f"test {n}", n, segments=True, language=False) for n in tests)
+    sim.population = replace(sim.population, test=first, more_tests={"more": more})
+    prefix = with_prefix(sim, memory)
+    prefix.reserve(sim.population.tests)
+    sim.cohorts.plan(sim.population.clients)
+    rows.clear()
+    return sim, rows
+
+
+def test_lower_layers_are_computed_once_per_test_row() -> None:
+    sim, rows = scored_simulation(LOTS)
+    plain = replace(sim, prefix=None)
+    plain.network = simulation("bert", 2).network
+    for t in range(3):
+        sim.run_round(t)
+        rows.clear()
+        found = sim.score_newcomer(t + 1)
+        assert rows[0] == (7 + 4 if t == 0 else 0)
+        plain.state = sim.state
+        expected = plain.score_newcomer(t + 1)
+        assert found["global"] == pytest.approx(expected["global"], abs=1e-6)
+        assert found["more_tests"]["more"] == pytest.approx(expected["more_tests"]["more"], abs=1e-6)
+
+
+def test_memory_for_test_rows_hangs_on_nothing_that_was_computed_before() -> None:
+    """A resumed run trains before it scores, and a server never trains: the same sets are kept, with the same bits."""
+    bytes_per_token = 32 * 8
+    tokens = [sum(e.cost for e in examples(f"test {n}", n, segments=True, language=False)) for n in (7, 4)]
+    room = 2 * tokens[1] * bytes_per_token  # for the second alone
+    early, rows = scored_simulation(room)
+    late, _ = scored_simulation(room)
+    for sim in (early, late):
+        assert sim.prefix is not None
+        assert set(sim.prefix._tests) == {"more"}
+        assert sim.prefix._memory == room - tokens[1] * bytes_per_token
+    early.score_newcomer(0)
+    assert rows[0] == 7 + 4
+    for sim in (early, late):
+        sim.run_round(0)
+    rows.clear()
+    assert early.score_newcomer(1) == late.score_newcomer(1)
+    assert rows[0] == 7
+
+
+def test_scores_of_other_rows_use_the_whole_model() -> None:
     plain, short = simulation("bert", 2), simulation("bert", 2)
     with_prefix(short)
     rows = plain.population.members["bob"].train

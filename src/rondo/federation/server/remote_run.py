@@ -35,7 +35,7 @@ from rondo.federation.server.saved_sum import SavedSum
 from rondo.federation.server.sites import Sites
 from rondo.params import Params
 from rondo.runs import server_tests
-from rondo.runs.assemble import Assembly, Federation, Start, assemble, looked, tried
+from rondo.runs.assemble import Assembly, Federation, Start, assemble, looked
 from rondo.runs.samples import check_samples
 from rondo.runs.wrapping import compressed, make_algorithm
 from rondo.tasks.make import task_class
@@ -191,7 +191,7 @@ def loaded(config: RunConfig, device: str, labels: tuple[str, ...]) -> Assembly:
     assembly = server_tests.tested(assemble(config, device, labels=labels, with_rows=False), rows)
     population = assembly.population
     report = {**_report(len(population.test), labels), **population.report}
-    assembly = tried(replace(assembly, population=replace(population, report=report)))
+    assembly = replace(assembly, population=replace(population, report=report))
     check_samples(assembly)
     return assembly
 

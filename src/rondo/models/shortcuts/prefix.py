@@ -1,8 +1,8 @@
 """Hidden states below the lowest adapted layer, computed once per example and reused over epochs and rounds.
 
-They depend on nothing that is trained: the base runs without dropout, and every adapted layer lies above. A client's
-states are always computed from all its examples in one fixed order of batches, so computing them again after they are
-lost (a full budget, a resumed run) gives the same bits.
+They depend on nothing that is trained: the base runs without dropout, and every adapted layer lies above. The states of
+a client, and of a test set, are always computed from all its examples in one fixed order of batches, so computing them
+again after they are lost (a full budget, a resumed run) gives the same bits.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ class Prefix:
         self._memory, self._spill = memory, Spill(disk)
         self._lock = threading.Lock()
         self._kept: dict[str, Tensor] = {}
+        self._tests: dict[str, Tensor | None] = {}
+        self._bytes_per_token = 0
 
     def _bypass(self, number: int, layer: nn.Module) -> None:
         original = layer.forward
@@ -111,6 +113,7 @@ class Prefix:
             whole = self.network(params, {}, inputs)
             try:
                 hidden = self._capture(inputs)
+                self._bytes_per_token = hidden.shape[-1] * hidden.element_size()
                 together = without(States({id(e): hidden[row, : e.cost] for row, e in enumerate(examples)}))
                 alone = without(States({id(e): self._compute([e]) for e in examples}))
             except Exception as error:  # a model may raise anything
@@ -138,8 +141,26 @@ class Prefix:
             flat = self._kept.get(client)
         if flat is None:
             flat = self._keep(client, self._compute(examples))
-        ends = torch.tensor([e.cost for e in examples]).cumsum(0).tolist()
-        return States({id(e): flat[end - e.cost : end] for e, end in zip(examples, ends, strict=True)})
+        return States.of(flat, examples)
+
+    def reserve(self, tests: Mapping[str, Sequence[Example]]) -> None:
+        """Set memory aside for the states of test sets, by name, as far as they fit into half of it: every score asks
+        for them. Whether a set's states are used changes how its scores are rounded, so it depends on the sets and the
+        budget alone, not on what has been computed before."""
+        left = self._memory // 2
+        for name, examples in tests.items():
+            size = self._bytes_per_token * sum(e.cost for e in examples)
+            if size <= left:
+                left, self._memory, self._tests[name] = left - size, self._memory - size, None
+
+    def of_test(self, name: str, examples: Sequence[Example]) -> States | None:
+        """The states of a test set, kept from before or computed now; None without memory set aside for them."""
+        if name not in self._tests:
+            return None
+        flat = self._tests[name]
+        if flat is None:
+            flat = self._tests[name] = self._compute(examples)
+        return States.of(flat, examples)
 
     @torch.no_grad()
     def _compute(self, examples: Sequence[Example]) -> Tensor:
@@ -185,6 +206,12 @@ class States:
     """States of examples, (tokens, width) each, by the example's ``id``."""
 
     each: Mapping[int, Tensor]
+
+    @classmethod
+    def of(cls, flat: Tensor, examples: Sequence[Example]) -> States:
+        """``flat`` (tokens, width) has the states of ``examples``, one after the other."""
+        ends = torch.tensor([e.cost for e in examples]).cumsum(0).tolist()
+        return cls({id(e): flat[end - e.cost : end] for e, end in zip(examples, ends, strict=True)})
 
     def __or__(self, other: States) -> States:
         return States({**self.each, **other.each})
