@@ -317,6 +317,19 @@ def test_missing_files_and_names_are_told(tmp_path: Path) -> None:
         entries.read("no-such")
 
 
+def test_list_has_hours_and_data() -> None:
+    result = CliRunner().invoke(app, ["reproduce", "list"])
+    lines = {line.split()[0]: line for line in result.output.splitlines()}
+    assert list(lines) == entries.names()
+    entry = entries.read("rolora-figure5")
+    assert entry.tuning is not None
+    assert entry.tuning.size == 5
+    assert entry.hours == pytest.approx(40 * 4 * (5 + 10) / 3600)
+    assert "  0.67 h  RoLoRA, Figure 5: " in lines["rolora-figure5"]
+    assert lines["rolora-figure5"].endswith("; needs mnist/mnist.npz")
+    assert "needs" not in lines["rolora-theorem4-5"]
+
+
 @pytest.mark.parametrize("name", entries.names())
 def test_every_entry_that_comes_with_rondo_is_whole(name: str) -> None:
     entry = entries.read(name)

@@ -43,7 +43,8 @@ def reproduce(
         if name == "list":
             for one in entries.names():
                 entry = entries.read(one)
-                print(f"{one:24} {entry.paper}, {entry.item}: {entry.title}")
+                needs = f"; needs {', '.join(entry.files)}" if entry.files else ""
+                print(f"{one:26} {entry.hours:5.2f} h  {entry.paper}, {entry.item}: {entry.title}{needs}")
             return
         end = math.inf if budget is None else time.monotonic() + _seconds(budget)
         check_processes(processes, "rondo reproduce")

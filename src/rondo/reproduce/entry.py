@@ -151,6 +151,12 @@ class Entry(Section):
         return [*self.contrasts, *self.bounds]
 
     @property
+    def hours(self) -> float:
+        """Hours of all runs and of the tuning's first trials, one after the other."""
+        tried = 0 if self.tuning is None else self.tuning.trials or self.tuning.size
+        return self.seconds * len(self.arms) * (tried + len(self.seeds)) / 3600
+
+    @property
     def score(self) -> Score:
         """The score of a run."""
         return Score(self.metric, self.last, self.log10, self.lower_is_better, self.every, self.take)
