@@ -182,7 +182,9 @@ def test_stopped_run_exits_with_code_1(invoke: Invoke, tiny: dict[str, Any]) -> 
     assert "stopped: 1 rounds in a row were skipped" in output
 
 
-@pytest.mark.parametrize("shortage", [lambda *_: torch.empty(2**50), lambda *_: bytes(2**60)], ids=["torch", "Python"])
+@pytest.mark.parametrize(
+    "shortage", [lambda *_, **__: torch.empty(2**50), lambda *_, **__: bytes(2**60)], ids=["torch", "Python"]
+)
 def test_command_out_of_memory_exits_with_code_1(
     shortage: Callable[..., object], invoke: Invoke, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
