@@ -136,23 +136,28 @@ def test_odd_parameters_train_and_frozen_ones_stay(tmp_path: Path) -> None:
 class Viewed(nn.Module):
     """Takes a view of a convolution's output, as PFLlib's CifarNet does."""
 
-    def __init__(self) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
-        self.conv, self.out = nn.Conv2d(3, 4, 3), nn.Linear(36, 3)
+        self.conv, self.out = nn.Conv2d(channels, 4, 3), nn.Linear(36, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.out(torch.relu(self.conv(x)).view(-1, 36))  # type: ignore[no-any-return]
 
 
 def viewed(config: Any, task: Any) -> nn.Module:
-    return Viewed()
+    return Viewed(task.shape[2])
 
 
-def test_network_with_a_view_runs_on_colour_and_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("factors", [False, True])
+def test_network_with_a_view_runs_and_says_so(channels: int, factors: bool, tmp_path: Path) -> None:
     def coloured(count: int, seed: int) -> list[dict[str, Any]]:
-        return [{**row, "image": row["image"].repeat(3, 2)} for row in rows(count, seed)]
+        return [{**row, "image": row["image"].repeat(channels, 2)} for row in rows(count, seed)]
 
     settings, test = config(model={"name": "test_whole_training:viewed"}), coloured(30, 1)
+    if factors:
+        adapter = {"r": 2, "target_modules": ["conv", "out"]}
+        settings = {**settings, "algorithm": {"name": "fedit"}, "adapter": adapter, "train": {"lr": 0.05}}
     with pytest.warns(UserWarning, match="laid out channel by channel"):
         result = rondo.run(settings, train=coloured(96, 0), test=test, run_dir=tmp_path / "run", device="cpu")
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["layout"] == "contiguous"

@@ -140,6 +140,7 @@ def _handed_over(path: Path, device: str, *, with_rows: bool, allow_code: bool, 
 def _on_tests(model: Scored, data: str | Path | Table | None, generate: bool) -> dict[str, Any]:
     """Scores on ``data``, or on the run's test set and those of ``data.more_tests``, by name."""
     if data is None:
+        model.assembly.keep_tests()
         tests = model.assembly.population.tests.items()
         result: dict[str, Any] = {name: _scored(model, rows, generate, test=name) for name, rows in tests}
     else:

@@ -176,6 +176,12 @@ class Assembly:
         algorithm, task, population = self.algorithm, self.task, self.population
         return Scorer(algorithm, network, task, population, kept, config.evaluation, fitting, self.prefix)
 
+    def keep_tests(self) -> None:
+        """Set memory aside for what the layers below the adapted ones make of the test sets. Call it before anything is
+        trained, where these sets are scored: neither a worker nor a site scores them."""
+        if self.prefix is not None:
+            self.prefix.reserve({name: self.task.scored(test) for name, test in self.population.tests.items()})
+
     def local_round(self, kept: MutableMapping[str, Params], stop: threading.Event | None = None) -> LocalRound:
         """A simulated client's part of a round. ``kept``: tensors that clients keep."""
         network, around = self.model.network, in_training(self.config.faults)
@@ -199,6 +205,7 @@ class Assembly:
         """A simulated federation before its first round. ``kept`` holds tensors that clients keep. Clients train in
         this process, or at ``workers``."""
         network, config = self.model.network, self.config
+        self.keep_tests()
         scorer = self.scorer(kept)
         devices = 1 if workers is None else workers.devices
         cohorts = Cohorts(
@@ -294,8 +301,6 @@ def tried(assembly: Assembly) -> Assembly:
             raise ConfigError.at("train.micro_batch", f"{message}another step: remove it")
         flops = Flops.of(network, network.initial, assembly.task, examples)
         task, prefix = assembly.model.shorten(assembly.task, examples)
-    if prefix is not None:
-        prefix.reserve({name: task.scored(test) for name, test in population.tests.items()})
     return replace(assembly, task=task, population=population, prefix=prefix, flops=flops)
 
 

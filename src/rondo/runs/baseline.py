@@ -41,9 +41,10 @@ def local_only(assembly: Assembly, stop: threading.Event | None) -> dict[str, An
         for index in range(config.rounds):
             server.run_round(index)
         seen, base = scorer.model(server.state, member.client, server.round(config.rounds))
-        for target, examples in ((own_scores, population.own_rows(member)), (test_scores, assembly.population.test)):
-            if examples:
-                target[name] = scorer.scores(seen, base, examples)
+        if own := population.own_rows(member):
+            own_scores[name] = scorer.scores(seen, base, own)
+        if population.test:
+            test_scores[name] = scorer.scores(seen, base, population.test, test="test")
     metric, higher = task.primary, task.higher_is_better
     return {
         "own": spread(own_scores, metric, higher_is_better=higher),

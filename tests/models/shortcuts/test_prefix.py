@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 import tiny
@@ -24,13 +25,16 @@ from rondo.config import load
 from rondo.data.population import Member, Population
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.networks.agreement import rounding
+from rondo.models.shortcuts.choose import telling
 from rondo.models.shortcuts.first_token import first_token_only
 from rondo.models.shortcuts.prefix import Prefix, PrefixRefused
 from rondo.params import Params, add_client_axis
+from rondo.runs.assemble import assemble
 from rondo.tasks.language.causal_lm import CausalLM
 from rondo.tasks.language.sequences.classification import SequenceClassification
 from rondo.tasks.language.stores.token_store import TextExample
 from rondo.tasks.task import Task
+from small_runs import reviews, save_tokenizer, settings, write_rows
 
 LOTS = 2**30
 SIZES = {"ann": 5, "bob": 9, "cid": 2}
@@ -254,6 +258,33 @@ def test_memory_for_test_rows_hangs_on_nothing_that_was_computed_before() -> Non
     rows.clear()
     assert early.score_newcomer(1) == late.score_newcomer(1)
     assert rows[0] == 7
+
+
+def test_rows_of_one_length_do_not_hide_that_lower_layers_read_padding(tmp_path: Path) -> None:
+    """Test rows may be padded where training rows are not. FNet mixes tokens without a mask."""
+    size = save_tokenizer(tmp_path / "fnet", pairs=True)
+    layers = {"hidden_size": 32, "num_hidden_layers": 4, "intermediate_size": 64, "max_position_embeddings": 64}
+    config = transformers.FNetConfig(vocab_size=size, pad_token_id=0, **layers)
+    transformers.FNetForSequenceClassification(config).save_pretrained(tmp_path / "fnet")
+    run = settings(
+        tmp_path / "fnet",
+        data={"source": str(write_rows(tmp_path / "rows.csv", reviews(24, 1)))},
+        adapter={"target_modules": ["intermediate.dense"], "layers_to_transform": [2, 3]},
+    )
+    ready = assemble(load(run), "cpu")
+    assert len({e.cost for member in ready.population.members.values() for e in member.train}) == 1
+    assert ready.prefix is None
+    assert ready.model.record()["prefix"]["reason"] == "the model uses its lower layers in other ways " + (
+        "than through the hidden state"
+    )
+
+
+def test_trial_rows_of_one_length_are_cut_to_two() -> None:
+    task = SequenceClassification(tiny.tokenizer("bert"), ["text"], "label", ("a", "b", "c"), 32)
+    for rows in ([TextExample((5, 6, 7, 4), 0)] * 3, [TextExample((5, 6, 7, 4), 0)]):
+        assert [e.cost for e in telling(task, rows)] == [4, 2]
+    assert telling(task, [TextExample((5,), 0)]) == (TextExample((5,), 0),)
+    assert task.opening(TextExample((5, 6, 7), 1, (0, 0, 1), 4), 2) == TextExample((5, 6), 1, (0, 0))
 
 
 def test_scores_of_other_rows_use_the_whole_model() -> None:

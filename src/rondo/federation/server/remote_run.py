@@ -102,6 +102,7 @@ class RemoteRun(Assembly):
         server = self.server(transport, identity, start.state, kept)
         if isinstance(server.sum, MaskedSum):
             server.transport, server.sum = masked_rounds(transport, self.sites, server.sum, self.saved, self.sites.tell)
+        self.keep_tests()
         scorer = self.scorer(kept)
         parts = {f.name: getattr(scorer, f.name) for f in fields(scorer)}
         return Federation(server, RemoteScorer(**parts, server=server, transport=transport))

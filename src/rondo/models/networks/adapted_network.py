@@ -143,7 +143,12 @@ class AdaptedNetwork(Network):
         if rows is None:
             rows = Rows((first.shape[0] // clients,) * clients)
         self._place(params)
-        batch = self._typed(batch)
+        batch = self.laid_out(self._typed(batch), lambda trial: self._run(params, base, trial, None, rows))
+        return self._run(params, base, batch, dropout, rows)
+
+    def _run(
+        self, params: Params, base: Base, batch: Batch, dropout: Sequence[torch.Generator] | None, rows: Rows
+    ) -> Tensor:
         tokens = frozenset(t.shape[1] if t.dim() > 1 else 1 for t in batch.values())
         packing = Packing.of(rows, self.device) if self.packs and rows.padded and rows.lengths is not None else None
         self._call.begin(params, base, rows, tokens, dropout, packing)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import ClassVar, Literal
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rondo.algorithm import Weight
 from rondo.errors import ConfigError
 from rondo.lowrank import GrowingSum
+from rondo.models.kernels.out_of_memory import is_out_of_memory
 from rondo.models.networks.adapted_layer import Site
 from rondo.models.networks.recomputed import Recomputed
 from rondo.models.networks.rows import Rows
@@ -88,6 +89,26 @@ class Network(ABC):
         TypeError for a network that lends none."""
         raise TypeError(f"{type(self).__name__} lends no module")
         yield self.module
+
+    def laid_out(self, batch: Batch, run: Callable[[Batch], object]) -> Batch:
+        """``batch`` in :attr:`layout`, which a trial on the first images finds out. ``run``: runs the module on a batch
+        as it is."""
+        images = {n: t for n, t in batch.items() if t.dim() == 4 and t.is_floating_point()}
+        if not images or self.layout == "contiguous":
+            return batch
+        # Not by ``contiguous``, which leaves images of a single channel as they are.
+        pixel_by_pixel = {**batch, **{n: t.to(memory_format=torch.channels_last) for n, t in images.items()}}
+        if self.layout is None:
+            try:
+                with torch.no_grad():
+                    run(pixel_by_pixel)
+                self.layout = "channels last"
+            except Exception as error:  # a ``view`` of a convolution's output, as in many published networks
+                if is_out_of_memory(error):
+                    raise
+                self.layout = "contiguous"
+                return batch
+        return pixel_by_pixel
 
     def tried(self, one_at_a_time: str | None, *, minds_padding: bool) -> None:
         """Take the outcome of the trial (:mod:`rondo.models.forms.trial`): the reason for which a call of several

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from rondo.algorithm import Weight
-from rondo.models.kernels.out_of_memory import is_out_of_memory
 from rondo.models.networks.adapted_layer import Site, frozen_matrix, merged_weight
 from rondo.models.networks.call import output_of
 from rondo.models.networks.checks import Normalisation, check_training_mode
@@ -113,7 +112,7 @@ class WholeNetwork(Network):
         the other. Statistics in ``params`` are updated in place in training."""
         clients = next(iter(params.values())).shape[0]
         counts = rows.counts if rows is not None else (next(iter(batch.values())).shape[0] // clients,) * clients
-        batch = self._laid_out(batch)
+        batch = self.laid_out(batch, self._run)
         copy = self._mine()
         outputs, start = [], 0
         for k, count in enumerate(counts):
@@ -158,20 +157,11 @@ class WholeNetwork(Network):
             hook.remove()
         return seen[0]
 
-    def _laid_out(self, batch: Batch) -> Batch:
-        """``batch`` in the layout that the module runs in, which a trial on the first images finds out."""
-        if self.layout is None and _images(batch):
-            copy = self._mine()
-            copy.prepare((), None)
-            try:
-                with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
-                    output_of(copy.module, _channels_last({n: t[:2] for n, t in batch.items()}))
-                self.layout = "channels last"
-            except Exception as error:  # a ``view`` of a convolution's output, as in many published networks
-                if is_out_of_memory(error):
-                    raise
-                self.layout = "contiguous"
-        return _channels_last(batch) if self.layout == "channels last" else batch
+    def _run(self, batch: Batch) -> None:
+        copy = self._mine()
+        copy.prepare((), None)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
+            output_of(copy.module, batch)
 
     def _mine(self) -> ThreadCopy:
         """This thread's copy of the module."""
@@ -180,15 +170,6 @@ class WholeNetwork(Network):
             mine = self._copies.copy = ThreadCopy(self.module)
             self._copies.device = self.device
         return mine
-
-
-def _channels_last(batch: Batch) -> Batch:
-    """``batch`` with images laid out pixel by pixel, where convolutions are faster."""
-    return {**batch, **{n: t.contiguous(memory_format=torch.channels_last) for n, t in _images(batch).items()}}
-
-
-def _images(batch: Batch) -> Batch:
-    return {n: t for n, t in batch.items() if t.dim() == 4 and t.is_floating_point()}
 
 
 def normalises_by_batch(network: Network) -> bool:

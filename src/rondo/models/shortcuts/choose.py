@@ -97,10 +97,12 @@ def _must_fit(task: Task, shortcut: Shortcut, refused: type[Exception]) -> None:
 
 def telling(task: Task, examples: Sequence[Example]) -> tuple[Example, ...]:
     """The longest and the shortest example, so that the first token is not the last and some rows are padded. The task
-    may cut them to ``_TRIED_TOKENS`` tokens and to half as many."""
+    may cut them to ``_TRIED_TOKENS`` tokens and to half as many; rows of one length to the whole and a half."""
     if not examples:
         return ()
     by_length = sorted(examples, key=lambda e: e.cost)
     longest = task.opening(by_length[-1], _TRIED_TOKENS)
     shortest = task.opening(by_length[0], _TRIED_TOKENS // 2)
+    if shortest.cost == longest.cost:
+        shortest = task.opening(by_length[0], max(1, longest.cost // 2))
     return (longest,) if longest == shortest else (longest, shortest)

@@ -149,6 +149,8 @@ class Prefix:
         budget alone, not on what has been computed before."""
         left = self._memory // 2
         for name, examples in tests.items():
+            if name in self._tests:
+                continue
             size = self._bytes_per_token * sum(e.cost for e in examples)
             if size <= left:
                 left, self._memory, self._tests[name] = left - size, self._memory - size, None

@@ -39,7 +39,7 @@ def normalized(pictures: Sequence[Pixels], name: Normalization) -> Tensor:
     whole = all(picture.dtype == np.uint8 for picture in pictures)
     if not whole:
         pictures = [p / np.float32(255) if p.dtype == np.uint8 else p for p in pictures]
-    pixels = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous().float()
+    pixels = _channel_by_channel(torch.from_numpy(np.stack(pictures))).float()
     return (pixels.div_(255) if whole else pixels).sub_(mean).div_(spread)
 
 
@@ -61,7 +61,13 @@ def cropped_and_flipped(
     right = torch.where(mirrored[:, None], right.flip(1), right)
     # Indices apart from each other put their axes first: (rows, height, width, channels).
     picked = padded[torch.arange(rows)[:, None, None], :, down[:, :, None], right[:, None, :]]
-    return picked.permute(0, 3, 1, 2).contiguous()
+    return _channel_by_channel(picked)
+
+
+def _channel_by_channel(pictures: Tensor) -> Tensor:
+    """(rows, height, width, channels) as (rows, channels, height, width), in memory too. ``contiguous`` would leave a
+    single channel as it is, and convolutions take pictures by their strides."""
+    return pictures.permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
 
 
 def _draws(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
