@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from made_up_runs import CONFIG, PRIVATE, entry, made, write
 from rondo.reproduce import page
 from rondo.reproduce.findings import findings
+from rondo.reproduce.paired import Paired
 from rondo.reproduce.trials import Trials
 from rondo.tune.trial import Curve, Score, Trial, place
 
@@ -110,6 +112,14 @@ def test_rounds_are_not_named_where_all_runs_have_as_many(tmp_path: Path) -> Non
     trials = made(tmp_path, entry(), {"dear": (20, [0.0, 0.1]), "cheap": (10, [1.0, 1.5])})
     (finding,) = findings(trials)
     assert page.at_end(finding, trials) == page.here(finding.of, finding, trials)
+
+
+def test_mean_that_is_a_rounding_is_shown_as_zero(tmp_path: Path) -> None:
+    trials = made(tmp_path, entry(), {"dear": (20, [0.0, 0.1]), "cheap": (10, [1.0, 1.5])})
+    (finding,) = findings(trials)
+    for value, shown in ((1e-16, "0 ["), (1e-6, "1e-06 [")):
+        rounded = replace(finding, paired=Paired.of([0.0025 + value, -0.0025 + value]))
+        assert page.here(finding.of, rounded, trials).startswith(shown)
 
 
 def test_rounds_of_an_arm_whose_runs_stopped_are_a_range(tmp_path: Path) -> None:

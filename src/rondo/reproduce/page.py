@@ -17,7 +17,7 @@ from rondo.report.summary import WITHHELD, weakest_guarantee
 from rondo.report.terminal import human_bytes
 from rondo.reproduce.entry import Bound, Contrast, Entry
 from rondo.reproduce.findings import Decided, Finding, ended, findings, finished
-from rondo.reproduce.paired import Paired, one_value
+from rondo.reproduce.paired import ROUNDING, Paired, one_value
 from rondo.reproduce.trials import Trials
 from rondo.reproduce.verdict import Verdict
 from rondo.runs.storage import durable
@@ -206,7 +206,10 @@ def _never(finding: Finding) -> str:
 def here(claim: Contrast | Bound, decided: Decided, trials: Trials) -> str:
     """The mean of a claim's numbers with its 95 % interval; of a bound in the unit of the metric."""
     in_scores = isinstance(claim, Bound) and claim.of == "mean"
-    numbers = (decided.paired.mean, *(decided.paired.interval or ()))
+    middle, interval = decided.paired.mean, decided.paired.interval or ()
+    if interval and abs(middle) < ROUNDING * (interval[1] - interval[0]):
+        middle = 0.0  # equal scores, in sums that are rounded
+    numbers = (middle, *interval)
     mean, *ends = (shown(trials.entry.score.unscaled(number) if in_scores else number) for number in numbers)
     return f"{mean} [{', '.join(ends)}]" if ends else mean
 
