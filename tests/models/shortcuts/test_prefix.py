@@ -25,7 +25,6 @@ from rondo.config import load
 from rondo.data.population import Member, Population
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.networks.agreement import rounding
-from rondo.models.shortcuts.choose import telling
 from rondo.models.shortcuts.first_token import first_token_only
 from rondo.models.shortcuts.prefix import Prefix, PrefixRefused
 from rondo.params import Params, add_client_axis
@@ -279,11 +278,8 @@ def test_rows_of_one_length_do_not_hide_that_lower_layers_read_padding(tmp_path:
     )
 
 
-def test_trial_rows_of_one_length_are_cut_to_two() -> None:
+def test_opening_of_a_sequence() -> None:
     task = SequenceClassification(tiny.tokenizer("bert"), ["text"], "label", ("a", "b", "c"), 32)
-    for rows in ([TextExample((5, 6, 7, 4), 0)] * 3, [TextExample((5, 6, 7, 4), 0)]):
-        assert [e.cost for e in telling(task, rows)] == [4, 2]
-    assert telling(task, [TextExample((5,), 0)]) == (TextExample((5,), 0),)
     assert task.opening(TextExample((5, 6, 7), 1, (0, 0, 1), 4), 2) == TextExample((5, 6), 1, (0, 0))
 
 
