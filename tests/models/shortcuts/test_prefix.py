@@ -280,7 +280,8 @@ def test_rows_of_one_length_do_not_hide_that_lower_layers_read_padding(tmp_path:
 
 def test_opening_of_a_sequence() -> None:
     task = SequenceClassification(tiny.tokenizer("bert"), ["text"], "label", ("a", "b", "c"), 32)
-    assert task.opening(TextExample((5, 6, 7), 1, (0, 0, 1), 4), 2) == TextExample((5, 6), 1, (0, 0))
+    row = TextExample((5, 6, 7, 8), 1, (0, 0, 0, 1), 4)
+    assert task.opening(row, 3) == task.opening(row, 1) == TextExample((5, 6, 7), 1, (0, 0, 0))
 
 
 def test_scores_of_other_rows_use_the_whole_model() -> None:
