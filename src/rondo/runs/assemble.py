@@ -9,6 +9,7 @@ import math
 import threading
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import Any, Self
 
 import torch
@@ -288,11 +289,11 @@ def tried(assembly: Assembly) -> Assembly:
     """The run with its network tried on some of its rows, and with the shortcuts that the network allows. Without rows
     nothing is changed. Raises :class:`ConfigError` if the network does not run on them.
 
-    A server without rows to train on tries it on its test set, so that its scores are, to the last bit, those of a
+    A server without rows to train on tries it on its test sets, so that its scores are, to the last bit, those of a
     simulation, which takes the same shortcuts."""
     config, network, population = assembly.config, assembly.model.network, assembly.population
     with one_cohort(network):
-        examples = population.sample(SAMPLE) or population.test[:SAMPLE]
+        examples = population.sample(SAMPLE) or tuple(islice(chain(*population.tests.values()), SAMPLE))
         try_out(config.model.name, network, assembly.task, examples)
         if network.layout == "contiguous":
             population = population.warned(_CONTIGUOUS)

@@ -270,18 +270,15 @@ def test_rows_of_one_length_do_not_hide_that_lower_layers_read_padding(tmp_path:
         data={"source": str(write_rows(tmp_path / "rows.csv", reviews(24, 1)))},
         adapter={"target_modules": ["intermediate.dense"], "layers_to_transform": [2, 3]},
     )
-    ready = assemble(load(run), "cpu")
-    assert len({e.cost for member in ready.population.members.values() for e in member.train}) == 1
-    assert ready.prefix is None
-    assert ready.model.record()["prefix"]["reason"] == "the model uses its lower layers in other ways " + (
-        "than through the hidden state"
+    run["data"]["test_source"] = str(
+        write_rows(tmp_path / "test.csv", [{**reviews(1)[0], "text": "good"}, *reviews(2)])
     )
-
-
-def test_opening_of_a_sequence() -> None:
-    task = SequenceClassification(tiny.tokenizer("bert"), ["text"], "label", ("a", "b", "c"), 32)
-    row = TextExample((5, 6, 7, 8), 1, (0, 0, 0, 1), 4)
-    assert task.opening(row, 3) == task.opening(row, 1) == TextExample((5, 6, 7), 1, (0, 0, 0))
+    ready = assemble(load(run), "cpu")
+    ready.keep_tests()
+    assert len({e.cost for member in ready.population.members.values() for e in member.train}) == 1
+    assert ready.prefix is not None
+    assert ready.prefix.of_test("test", ready.population.test) is None
+    assert ready.prefix._memory == 2**30
 
 
 def test_scores_of_other_rows_use_the_whole_model() -> None:

@@ -71,7 +71,7 @@ class Prefix:
         self._lock = threading.Lock()
         self._kept: dict[str, Tensor] = {}
         self._tests: dict[str, Tensor | None] = {}
-        self._bytes_per_token = 0
+        self._bytes_per_token, self._ignores_padding = 0, False
 
     def _bypass(self, number: int, layer: nn.Module) -> None:
         original = layer.forward
@@ -125,6 +125,7 @@ class Prefix:
             whole, together, alone = whole[real], together[real], alone[real]
         if not agree(together, whole, _SAME) or not agree(alone, whole, rounding(self.network) ** 0.5):
             raise PrefixRefused("the model uses its lower layers in other ways than through the hidden state")
+        self._ignores_padding = len({e.cost for e in examples}) > 1
 
     @contextlib.contextmanager
     def replaced(self, hidden: Tensor | None) -> Iterator[None]:
@@ -146,7 +147,10 @@ class Prefix:
     def reserve(self, tests: Mapping[str, Sequence[Example]]) -> None:
         """Set memory aside for the states of test sets, by name, as far as they fit into half of it: every score asks
         for them. Whether a set's states are used changes how its scores are rounded, so it depends on the sets and the
-        budget alone, not on what has been computed before."""
+        budget alone, not on what has been computed before. Nothing is kept where :meth:`check` saw no padding: that the
+        lower layers ignore it is not known then."""
+        if not self._ignores_padding:
+            return
         left = self._memory // 2
         for name, examples in tests.items():
             if name in self._tests:

@@ -44,13 +44,6 @@ class SequenceTask(TextTask):
                 lost[i] = len(whole_ids) - len(ids[i])
         return lost
 
-    def opening(self, example: TextExample, size: int) -> TextExample:
-        """See :meth:`rondo.tasks.task.Task.opening`. Three tokens stay, as of a text of one word: some models (Funnel)
-        run on no fewer."""
-        size = max(size, 3)
-        segments = None if example.segments is None else example.segments[:size]
-        return TextExample(example.ids[:size], example.target, segments)
-
     def inputs(self, examples: Sequence[TextExample]) -> Batch:
         """The network's inputs, (rows, tokens) each."""
         inputs = {
