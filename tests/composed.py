@@ -25,7 +25,7 @@ from rondo.engine.wire.envelope import Identity
 from rondo.models.networks.network import Base, Network
 from rondo.models.shortcuts.prefix import Prefix
 from rondo.params import Params
-from rondo.runs.assemble import Assembly, Federation, Start
+from rondo.runs.assembly import Assembly, Federation, Start
 from rondo.tasks.task import Task
 
 

@@ -22,7 +22,8 @@ from rondo.params import Params
 from rondo.privacy.accountant import noise_for
 from rondo.privacy.clip import clipped
 from rondo.privacy.noise import noised
-from rondo.runs.assemble import Given, assemble
+from rondo.runs.assemble import assemble
+from rondo.runs.given import Given
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,8 @@ import torch
 
 from rondo.config import load
 from rondo.errors import ConfigError
-from rondo.runs.assemble import assemble, find_device
+from rondo.runs.assemble import assemble
+from rondo.runs.device import find_device
 
 
 @pytest.fixture

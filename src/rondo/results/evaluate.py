@@ -16,7 +16,8 @@ from rondo.models.networks.network import Base
 from rondo.params import Params
 from rondo.results.reopen import handed_over, is_result, reopen
 from rondo.runs import server_tests
-from rondo.runs.assemble import Assembly, assemble
+from rondo.runs.assemble import assemble
+from rondo.runs.assembly import Assembly
 from rondo.runs.samples import predictor
 from rondo.runs.server_tests import MORE, TEST
 from rondo.runs.storage.directory import RunDirectory

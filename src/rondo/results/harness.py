@@ -24,7 +24,7 @@ from rondo.process import seeded
 from rondo.results.export import export
 from rondo.results.predict import handed_over_by
 from rondo.results.reopen import handed_over, is_result
-from rondo.runs.assemble import find_device
+from rondo.runs.device import find_device
 
 _SOURCE, _OPTION, _FOLDER = "rondo evaluate", "--lm-eval", "--lm-eval-tasks"
 

@@ -14,7 +14,7 @@ from rondo.errors import ConfigError, headed
 from rondo.models.forms.generation import Generation
 from rondo.models.forms.outline import look
 from rondo.results.reopen import handed_over, is_result
-from rondo.runs.assemble import find_device
+from rondo.runs.device import find_device
 from rondo.runs.given import NOTHING
 from rondo.runs.storage.directory import RunDirectory
 from rondo.tasks.row_checks import UnusableRows

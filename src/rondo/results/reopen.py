@@ -23,7 +23,8 @@ from rondo.models.forms.module import WEIGHTS
 from rondo.models.forms.own_network import RESULT
 from rondo.models.networks.network import Base
 from rondo.params import Params
-from rondo.runs.assemble import Assembly, assemble
+from rondo.runs.assemble import assemble
+from rondo.runs.assembly import Assembly
 from rondo.runs.card import CONFIG, RECORD
 from rondo.runs.storage import checkpoint
 from rondo.runs.storage.checkpoint import Checkpoint

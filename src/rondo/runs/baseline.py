@@ -11,7 +11,7 @@ from rondo.algorithms.wrappers.robust import Robust
 from rondo.algorithms.wrappers.server_optimizer import ServerStep
 from rondo.config.schema import AdmissionConfig, FaultsConfig
 from rondo.engine.scoring import spread
-from rondo.runs.assemble import Assembly
+from rondo.runs.assembly import Assembly
 
 
 def local_only(assembly: Assembly, stop: threading.Event | None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from rondo.models.loading.pretrained import public_name
 from rondo.models.networks.network import Base
 from rondo.params import Params
 from rondo.report.terminal import score_rows
-from rondo.runs.assemble import Assembly
+from rondo.runs.assembly import Assembly
 from rondo.runs.storage.directory import to_toml
 
 CONFIG = "rondo.toml"

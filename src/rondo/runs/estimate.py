@@ -16,7 +16,8 @@ from rondo.engine.client.memory import freed_memory_kept
 from rondo.engine.server.sampling import sample
 from rondo.report.summary import totals
 from rondo.report.terminal import human_bytes
-from rondo.runs.assemble import Assembly, assemble
+from rondo.runs.assemble import assemble
+from rondo.runs.assembly import Assembly
 
 _ROUNDS = 2
 """Rounds that are tried: methods that take turns send other tensors in the second."""

@@ -18,7 +18,7 @@ from rondo.engine.client.memory import budget
 from rondo.engine.crew import Workers
 from rondo.errors import ConfigError, Problem
 from rondo.runs.again import clear
-from rondo.runs.assemble import Assembly
+from rondo.runs.assembly import Assembly
 from rondo.runs.loop import Onlooker, Runner
 from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory

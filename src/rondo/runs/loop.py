@@ -23,7 +23,7 @@ from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested,
 from rondo.models.kernels.out_of_memory import is_out_of_memory
 from rondo.report import pictures
 from rondo.report.summary import best_so_far, guarantee_line, totals
-from rondo.runs.assemble import Assembly, Federation, Start
+from rondo.runs.assembly import Assembly, Federation, Start
 from rondo.runs.baseline import local_only
 from rondo.runs.card import Facts, card, save
 from rondo.runs.private import account_of_shares, private_sum, row_account, spend

@@ -20,7 +20,8 @@ from rondo.data.units import Units
 from rondo.engine.transport import Observer
 from rondo.errors import ConfigError, headed
 from rondo.runs import again, launch
-from rondo.runs.assemble import Assembly, assemble
+from rondo.runs.assemble import assemble
+from rondo.runs.assembly import Assembly
 from rondo.runs.given import Given
 from rondo.runs.launch import Stopped, locked
 from rondo.runs.loop import Onlooker

@@ -10,7 +10,8 @@ from rondo.config.schema import RunConfig
 from rondo.data.client_rows import other_rows
 from rondo.data.files.tables import Rows
 from rondo.data.population import Population
-from rondo.runs.assemble import Assembly, tried
+from rondo.runs.assemble import tried
+from rondo.runs.assembly import Assembly
 from rondo.tasks.task import Example, Task
 
 TEST, MORE = "test_examples_sha256", "more_tests"

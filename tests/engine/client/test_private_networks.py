@@ -18,7 +18,8 @@ from rondo.config.schema import PrivacyConfig
 from rondo.engine.client import private_step
 from rondo.engine.client.trainer import CohortTrainer
 from rondo.params import Params, add_client_axis
-from rondo.runs.assemble import Assembly, assemble
+from rondo.runs.assemble import assemble
+from rondo.runs.assembly import Assembly
 from rondo.runs.given import Given
 from small_runs import settings
 

@@ -35,7 +35,8 @@ from rondo.federation.server.saved_sum import SavedSum
 from rondo.federation.server.sites import Sites
 from rondo.params import Params
 from rondo.runs import server_tests
-from rondo.runs.assemble import Assembly, Federation, Start, assemble, looked
+from rondo.runs.assemble import assemble, looked
+from rondo.runs.assembly import Assembly, Federation, Start
 from rondo.runs.samples import check_samples
 from rondo.runs.wrapping import compressed, make_algorithm
 from rondo.tasks.make import task_class

@@ -40,7 +40,7 @@ from rondo.federation.server.saved_sum import SavedSum
 from rondo.federation.server.sites import Sites
 from rondo.federation.server.standing import Attendance
 from rondo.runs import launch
-from rondo.runs.assemble import find_device
+from rondo.runs.device import find_device
 from rondo.runs.launch import locked
 from rondo.runs.loop import Onlooker
 from rondo.runs.storage.directory import RunDirectory

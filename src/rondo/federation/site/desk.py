@@ -41,7 +41,7 @@ from rondo.federation.site.withheld import Withheld
 from rondo.params import Params
 from rondo.privacy.session import Refused
 from rondo.process import on_threads
-from rondo.runs.assemble import Assembly
+from rondo.runs.assembly import Assembly
 from rondo.runs.storage import durable
 
 _BEAT = 2.0

@@ -29,7 +29,8 @@ from rondo.federation.site.ledger import Ledger
 from rondo.federation.site.sums import of_sum
 from rondo.federation.site.term import Term
 from rondo.params import num_bytes
-from rondo.runs.assemble import Assembly, assemble
+from rondo.runs.assemble import assemble
+from rondo.runs.assembly import Assembly
 from rondo.runs.given import Given
 
 

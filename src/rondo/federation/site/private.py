@@ -14,7 +14,7 @@ from rondo.federation.site.ledger import Ledger, Steps, added
 from rondo.federation.site.sum_allowance import steps_of
 from rondo.federation.site.term import Term
 from rondo.privacy.draws import Draws
-from rondo.runs.assemble import Assembly
+from rondo.runs.assembly import Assembly
 from rondo.tasks.row_checks import value_name
 
 

@@ -24,7 +24,7 @@ from rondo.federation.site.joining import Declined, Offer
 from rondo.federation.site.line.connection import Refused, Unreachable
 from rondo.federation.site.line.reaching import AGAIN, address_of, await_server
 from rondo.federation.site.line.supernode import SuperNode, TooLarge
-from rondo.runs.assemble import find_device
+from rondo.runs.device import find_device
 from rondo.runs.storage import durable
 
 _PAUSE, _WITHHELD = 0.05, 60.0

@@ -69,7 +69,7 @@ def carry_out(
     ``processes``: so many runs at a time; then ``watch`` is not entered, and each run writes its lines to stderr.
     """
     from rondo import errors
-    from rondo.runs.assemble import find_device
+    from rondo.runs.device import find_device
     from rondo.runs.parallel import check_processes
 
     variants = [_with_personal_scores(variant, _made(variant)) for variant in _checked(variants)]

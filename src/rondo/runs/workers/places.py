@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from functools import partial
 
 from rondo.config.schema import RunConfig
-from rondo.runs.assemble import Assembly, find_device
+from rondo.runs.assembly import Assembly
+from rondo.runs.device import find_device
 from rondo.runs.given import Given
 from rondo.runs.workers.hand import Hand, Order, check, facts
 from rondo.runs.workers.ray import RayWorkers, ray_workers
