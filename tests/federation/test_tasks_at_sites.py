@@ -91,6 +91,34 @@ def test_server_takes_the_shortcuts_of_a_simulation(tmp_path: Path) -> None:
     assert found["first_token_only"] == {"on": True, "reason": None}
 
 
+@pytest.mark.parametrize("key", ["data.test_source", "data.more_tests.other"])
+def test_a_servers_test_set_of_which_nothing_is_left_is_refused(tmp_path: Path, key: str) -> None:
+    """Here and in a simulation: a set whose rows are all too long would score nothing."""
+    save_tiny_llama(tmp_path / "bert")
+    short = [{"text": "good", "answers": "film"}] * 3
+    long = [{"text": "a good film " * 40, "answers": "film"}] * 3
+    tests = {"data.test_source": short, "data.more_tests.other": short, key: long}
+    files = {name: str(write_rows(tmp_path / f"{name}.csv", rows)) for name, rows in tests.items()}
+    task = {"kind": "causal-lm", "text": None, "label": None, "prompt": "text", "response": "answers"}
+    run = settings(
+        tmp_path / "bert",
+        task={**task, "max_length": 16},
+        adapter={"target_modules": ["q_proj"]},
+        data={
+            "source": str(write_rows(tmp_path / "rows.csv", short * 8)),
+            "test_source": files["data.test_source"],
+            "more_tests": {"other": files["data.more_tests.other"]},
+        },
+    )
+    said = []
+    for opened in (lambda: assemble(load(run), "cpu"), lambda: loaded(load(run), "cpu", ())):
+        with pytest.raises(rondo.ConfigError) as error:
+            opened()
+        said.append(str(error.value))
+    assert said[0] == said[1]
+    assert "of 3 rows nothing to learn is left within 16 tokens" in said[0]
+
+
 @pytest.mark.slow
 def test_sites_print_the_servers_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever day it is there: every look at the calendar is on another day."""

@@ -203,9 +203,7 @@ def build(
             empty_clients.append(name)
     needed = least_clients(config.clients)
     if len(members) < needed:
-        raise _nothing_left(
-            config, task, left_out, f", so {len(members)} clients have examples and {needed} are needed"
-        )
+        raise nothing_left(config, task, left_out, f", so {len(members)} clients have examples and {needed} are needed")
     test, own_tests, test_report = _test_set(config, task, dealt.test, "test set")
     more = {name: _test_set(config, task, rows, f"test set {name!r}")[::2] for name, rows in dealt.more_tests.items()}
     tested_at_clients = dealt.test.owners is not None
@@ -263,7 +261,7 @@ def _test_set(
         if client is not NOBODY:
             by_client[client] = own
     if test.rows and not examples:
-        raise _nothing_left(config, task, len(test.rows), f", and they are the whole {name}")
+        raise nothing_left(config, task, len(test.rows), f", and they are the whole {name}")
     return (
         tuple(examples),
         by_client,
@@ -309,7 +307,8 @@ def _labels(config: RunConfig, rows: Rows) -> dict[str, int] | None:
     return histogram([value_name(row[label]) for row in rows]) if label is not None else None
 
 
-def _nothing_left(config: RunConfig, task: Task, rows: int, consequence: str) -> ConfigError:
+def nothing_left(config: RunConfig, task: Task, rows: int, consequence: str) -> ConfigError:
+    """The error for ``rows`` of which the task makes no example. ``consequence``: what they are."""
     if not task.padded:
         return ConfigError.at("data", f"the task leaves {rows} rows out{consequence}: mend the rows")
     message = f"of {rows} rows nothing to learn is left within {config.task.max_length} tokens{consequence}: raise it"

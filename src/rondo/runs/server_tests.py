@@ -9,7 +9,7 @@ from typing import Any
 from rondo.config.schema import RunConfig
 from rondo.data.client_rows import other_rows
 from rondo.data.files.tables import Rows
-from rondo.data.population import Population
+from rondo.data.population import Population, nothing_left
 from rondo.runs.assemble import tried
 from rondo.runs.assembly import Assembly
 from rondo.tasks.task import Example, Task
@@ -31,8 +31,12 @@ def read(config: RunConfig, labels: tuple[str, ...]) -> dict[str, Rows]:
 
 def tested(assembly: Assembly, rows: Mapping[str, Rows]) -> Assembly:
     """The run with test sets of ``rows``, on which its network is tried, and their digests in its report. Raises
-    :class:`ConfigError`."""
+    :class:`ConfigError`, where no example is left of a set too."""
     encoded = {key: tuple(assembly.task.encode(of_file)) for key, of_file in rows.items()}
+    for key, examples in encoded.items():
+        if not examples:
+            name = "test set" if key == "data.test_source" else f"test set {key.removeprefix('data.more_tests.')!r}"
+            raise nothing_left(assembly.config, assembly.task, len(rows[key]), f", and they are the whole {name}")
     test = encoded.get("data.test_source", ())
     more = {name: encoded[f"data.more_tests.{name}"] for name in assembly.config.data.more_tests}
     digests: dict[str, Any] = {TEST: _digest(assembly.task, test)}
