@@ -51,6 +51,11 @@ def test_bound_on_every_run(values: list[float], low: float, high: float, word: 
     assert (verdict.word, verdict.reason) == (word, reason)
 
 
+def test_runs_that_had_been_seen_tell_no_share() -> None:
+    """A share at 95 % is of runs that nobody chose by their outcome."""
+    assert judge_runs([0.1, 0.2, 0.3], -math.inf, 0.3, fresh=False).reason == "kept in all 3 runs"
+
+
 @pytest.mark.parametrize(
     ("values", "low", "high", "word"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -155,6 +156,38 @@ def test_without_a_score_by_then_there_is_no_verdict(tmp_path: Path) -> None:
     assert (finding.verdict.word, finding.equal_bytes) == ("holds", None)
 
 
+def test_claim_on_rounds_alone_has_no_verdict_at_equal_bytes(tmp_path: Path) -> None:
+    contrast = entry().contrasts[0].model_dump() | {"rounds_alone": "a theorem on rounds"}
+    of_arm = {"dear": (20, [0.0, 0.1, 3.0, 4.0]), "cheap": (10, [1.0, 1.5, 2.0, 2.5])}
+    trials = made(tmp_path, entry(contrasts=[contrast], remarks="All of it is made up."), of_arm)
+    (finding,) = page.write(trials, tmp_path / "pages")
+    assert (finding.verdict.word, finding.equal_bytes) == ("holds", None)
+    text = (tmp_path / "pages" / "own.md").read_text(encoding="utf-8")
+    assert "| - | a theorem on rounds | 3 |" in text
+    assert "Seen in the runs: All of it is made up." in text.splitlines()
+
+
+@pytest.mark.parametrize(("scores", "word"), [([0.5, 0.5, 0.5], "open"), ([0.6, 0.5, 0.5], "holds")])
+def test_claim_on_an_arm_whose_trials_score_alike_is_open(scores: list[float], word: str, tmp_path: Path) -> None:
+    """Nothing chose the values that it has."""
+    tuning = {"grid": {"train.lr": [0.1, 0.2, 0.3]}, "seeds": [7]}
+    own = entry(tuning={**tuning, "held_out": 0.0})
+    points = [{"train.lr": rate} for rate in (0.1, 0.2, 0.3)]
+
+    def tuned(arm: str, of_points: list[float]) -> dict[str, object]:
+        tried = [{"values": point, "scores": [score]} for point, score in zip(points, of_points, strict=True)]
+        return {"digest": own.digest(arm), "values": points[0], "trials": 3, "tried": tried}
+
+    both = {"dear": tuned("dear", scores), "cheap": tuned("cheap", [0.6, 0.5, 0.4])}
+    of_arm = {"dear": (20, [0.0, 0.1, 3.0, 4.0]), "cheap": (20, [1.0, 1.5, 2.0, 2.5])}
+    trials = made(tmp_path, entry(tuning={**tuning, "held_out": 0.0}, tuned=both), of_arm)
+    (finding,) = findings(trials)
+    assert finding.equal_bytes is not None
+    assert finding.verdict.word == finding.equal_bytes.verdict.word == word
+    if word == "open":
+        assert finding.verdict.reason == "all trials of dear score alike, so nothing chose its values"
+
+
 def test_runs_whose_turnout_is_a_secret_have_no_bytes(tmp_path: Path) -> None:
     of_arm = {"dear": (20_000, [0.0, 0.1, 3.0, 4.0]), "cheap": (10_000, [1.0, 1.5, 2.0, 2.5])}
     trials = made(tmp_path, entry(config={**CONFIG, **PRIVATE}), of_arm)
@@ -181,10 +214,12 @@ def test_late_change_is_that_of_the_last_tenth() -> None:
     assert Score("x").late_change(rising) == 2.0
     for score in (Score("x", last=4), Score("x", last=20), Score("x", take="smallest")):  # of the values themselves
         assert score.late_change(rising) == 2.0
-    assert Score("x", log10=True).late_change(rising) == pytest.approx(0.0457575, abs=1e-6)
+    assert Score("x", log10=True).late_change(rising) == pytest.approx(math.log10(19 * 20 / (17 * 18)) / 2)
+    assert Score("x").late_change(Curve(rounds, rounds, [0.0, 1.0] * 10)) == 0.0  # not that of two values
     flat = Curve(rounds, rounds, [0.0] * 10 + [1.0] * 10)
     assert Score("x").late_change(flat) == 0.0
     assert Score("x").late_change(Curve([20], [1], [0.5])) is None
+    assert Score("x").late_change(Curve([5, 10, 20], [1, 2, 3], [0.25, 0.5, 1.0])) == 0.5  # none in the tenth before
 
 
 @pytest.mark.parametrize(

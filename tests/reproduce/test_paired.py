@@ -104,4 +104,15 @@ def test_open_claim_names_the_seeds_that_would_decide_it() -> None:
         return quantile(0.95, count - 1) * paired.sd / math.sqrt(count)
 
     assert half_width(verdict.seeds) < paired.mean <= half_width(verdict.seeds - 1)
-    assert judge(Paired.of([1.0, -1.0]), 1.0, None).seeds is None
+    never = judge(Paired.of([1.0, -1.0]), 1.0, None)
+    assert never.seeds is None
+    assert never.reason == "the interval includes zero, nor would 1,000 seeds like these decide"
+
+
+def test_reason_is_of_what_was_asked() -> None:
+    """Without a number there is no half of an effect; and a mean below it does not exclude it."""
+    above = Paired.of([0.02, 0.03, 0.025, 0.02])
+    assert judge(above, above.p, 0.1).reason == "above zero, and its mean is less than half of the paper's effect"
+    across = Paired.of([0.05, -0.03, 0.09, -0.02])
+    assert judge(across, across.p, 0.1).reason == "the interval excludes neither zero nor half of the effect"
+    assert judge(across, across.p, None).reason == "the interval includes zero"

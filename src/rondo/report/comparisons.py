@@ -112,16 +112,21 @@ def over_bytes(lines: Mapping[str, Band]) -> bool:
     return any(len(points) > 1 for points in lines.values()) and any(len(sent) > 1 for sent in by_round.values())
 
 
+def over_nothing(lines: Mapping[str, Band]) -> bool:
+    """Whether each line is a point, so that names stand beside values."""
+    return all(len(points) == 1 for points in lines.values())
+
+
 def bands(
     lines: Mapping[str, Band], score: str, limits: Sequence[tuple[str, Sequence[tuple[int, float]]]] = ()
 ) -> bytes:
     """Draw ``score`` over rounds, and over bytes if :func:`over_bytes`, a line with a band for each name.
 
-    Where each has one point, names stand beside it, with its ends.
+    Where each has one point (:func:`over_nothing`), names stand beside it, with its ends.
 
     ``limits``: names, and the points of a dashed line over rounds in the colour of each.
     """
-    if all(len(points) == 1 for points in lines.values()):
+    if over_nothing(lines):
         return _points({name: point for name, (point,) in lines.items()}, score)
     panels = 1 + over_bytes(lines)
     figure, _ = drawing.canvas(4 + 4 * panels, 4.5, panels)

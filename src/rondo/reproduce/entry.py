@@ -41,6 +41,8 @@ class Contrast(Section):
     number."""
     source: str
     """The place in the paper, and the numbers of the difference."""
+    rounds_alone: str = ""
+    """Why the claim says nothing at equal bytes; empty where it does."""
 
     @property
     def arms(self) -> list[str]:
@@ -99,6 +101,8 @@ class Entry(Section):
     """How the setting differs from the paper's, and why the claim can live in it."""
     changed: str = ""
     """The changes made after a run had been seen, and which run; empty where all was written before."""
+    remarks: str = ""
+    """What the runs show that a reader of the verdicts should know, written after them."""
     metric: str
     """Path of the score in a round's record, such as "global.accuracy", "personal.accuracy",
     "measures.principal_angle" or "diagnostics.drift_A". "own.loss" is that of the clients' models on their own rows,

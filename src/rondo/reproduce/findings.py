@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from rondo.errors import ConfigError
@@ -39,7 +39,7 @@ class Finding(Decided):
     - ``rounds``: after how many the runs of each of its arms end (:func:`ended`).
     - ``equal_bytes``: a contrast's where no client of the claim's runs has, in the mean over a run's clients, sent and
       received more than those of the most frugal run do in all; None without a value by then, where bytes are a
-      secret, of a bound, and of a claim on bytes.
+      secret, of a bound, of a claim on bytes, and of one on rounds alone.
     - ``unreached``: of a contrast with a target, the number of runs that never reach it, for each arm that has any.
     """
 
@@ -59,8 +59,10 @@ def findings(trials: Trials) -> list[Finding]:
         return []
     rounds = {arm: ended(curves[arm, seed] for seed in seeds) for arm in entry.arms}
     stopped = {key for key, trial in runs.items() if trials.has_stopped(trial)}
-    at_end = _decided(entry, [Paired.of(_numbers(claim, entry, curves, seeds)) for claim in entry.claims])
-    at_bytes = _decided(entry, [_at_equal_bytes(claim, entry, curves, seeds, stopped) for claim in entry.claims])
+    untold = {arm for arm in entry.arms if trials.is_untold(arm)}
+    at_end = _decided(entry, [Paired.of(_numbers(claim, entry, curves, seeds)) for claim in entry.claims], untold)
+    by_bytes = [_at_equal_bytes(claim, entry, curves, seeds, stopped) for claim in entry.claims]
+    at_bytes = _decided(entry, by_bytes, untold)
     found = []
     for claim, of_end, of_bytes in zip(entry.claims, at_end, at_bytes, strict=True):
         assert of_end is not None
@@ -86,8 +88,9 @@ def finished(trials: Trials) -> list[Trial]:
     return [trial for trial in trials.runs() if trials.done(trial)]
 
 
-def _decided(entry: Entry, numbers: Sequence[Paired | None]) -> list[Decided | None]:
-    """The verdict on each claim, p corrected for all of them; None of a claim without numbers."""
+def _decided(entry: Entry, numbers: Sequence[Paired | None], untold: Set[str]) -> list[Decided | None]:
+    """The verdict on each claim, p corrected for all of them; None of a claim without numbers. ``untold``: arms whose
+    values their tuning did not tell apart."""
     p = [None if n is None else _probability(claim, n, entry) for claim, n in zip(entry.claims, numbers, strict=True)]
     corrected = holm([one for one in p if one is not None])
     claims, left = len(corrected), iter(corrected)
@@ -97,7 +100,10 @@ def _decided(entry: Entry, numbers: Sequence[Paired | None]) -> list[Decided | N
         if paired is None:
             decided.append(None)
         else:
-            decided.append(Decided(paired, of_all, _verdict(claim, paired, of_all, claims, entry)))
+            verdict = _verdict(claim, paired, of_all, claims, entry)
+            if alike := [arm for arm in claim.arms if arm in untold]:
+                verdict = Verdict("open", f"all trials of {', '.join(alike)} score alike, so nothing chose its values")
+            decided.append(Decided(paired, of_all, verdict))
     return decided
 
 
@@ -150,7 +156,7 @@ def _less(one: float, other: float) -> float:
 def _at_equal_bytes(
     claim: Contrast | Bound, entry: Entry, curves: _Curves, seeds: Sequence[int], stopped: set[_Key]
 ) -> Paired | None:
-    if isinstance(claim, Bound) or claim.target is not None:
+    if isinstance(claim, Bound) or claim.target is not None or claim.rounds_alone:
         return None
     differences = []
     for seed in seeds:
@@ -180,7 +186,7 @@ def _verdict(claim: Contrast | Bound, paired: Paired, p: float | None, claims: i
         return judge(paired, p, claim.paper, claims)
     if p is not None:
         return judge_mean(paired, p, *_limits(claim, entry), claims)
-    return judge_runs(paired.differences, *_limits(claim, entry))
+    return judge_runs(paired.differences, *_limits(claim, entry), fresh=not entry.changed)
 
 
 def _limits(bound: Bound, entry: Entry) -> tuple[float, float]:

@@ -1,8 +1,7 @@
-"""The page of an entry, with its picture, and the page of all entries."""
+"""The page of an entry, with its picture."""
 
 from __future__ import annotations
 
-import json
 import platform
 import shlex
 import statistics
@@ -15,8 +14,10 @@ from urllib.parse import quote
 from rondo.report import comparisons
 from rondo.report.summary import WITHHELD, weakest_guarantee
 from rondo.report.terminal import human_bytes
+from rondo.reproduce import index
 from rondo.reproduce.entry import Bound, Contrast, Entry
 from rondo.reproduce.findings import Decided, Finding, ended, findings, finished
+from rondo.reproduce.index import row
 from rondo.reproduce.paired import ROUNDING, Paired, one_value
 from rondo.reproduce.trials import Trials
 from rondo.reproduce.verdict import Verdict
@@ -24,8 +25,6 @@ from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory, as_written
 from rondo.tune.trial import Curve
 
-_FACTS = "facts"
-"""The folder of the facts from which the page of all is made, a file per entry."""
 _LEAST_P = 1e-12
 """Below it a probability is what is left of one less another, near one, and none of its digits count."""
 _UNDECIDED = ("-", "**open**: no seed has all runs yet", "-", "-", 0)
@@ -38,14 +37,12 @@ def write(trials: Trials, pages: Path) -> list[Finding]:
     curves: dict[str, list[Curve]] = {}
     for trial in finished(trials):
         curves.setdefault(trial.arm, []).append(trials.curve(trial))
-    durable.make_folder(pages / _FACTS)
+    durable.make_folder(pages)
     contents = {f"{trials.name}.md": _page(trials, of_claims, curves).encode()}
     if curves:
         contents[f"{trials.name}.png"] = _picture(trials, curves)
     durable.write_all(pages, contents)
-    facts = json.dumps(_facts(trials, of_claims), indent=2, ensure_ascii=False).encode()
-    durable.write_all(pages / _FACTS, {f"{trials.name}.json": facts})
-    durable.write_all(pages, {"README.md": _index(pages).encode()})
+    index.write(pages, trials.name, _facts(trials, of_claims))
     return of_claims
 
 
@@ -68,9 +65,10 @@ def _page(trials: Trials, of_claims: Sequence[Finding], curves: Mapping[str, lis
         f"Score: `{entry.metric}`{', its decimal logarithm' if entry.log10 else ''}"
         + _taken(entry)
         + f". Seeds {_listed(entry.seeds)}; differences are paired by seed, intervals are of 95 % (Student's t), p is "
-        "corrected by Holm for the claims of this page. Where the runs of a claim end after different numbers of "
-        "rounds, each arm's is given. At equal bytes per client, a run is scored when its clients, in the mean, have "
-        "sent and received what those of the most frugal run do in all."
+        f"corrected by Holm for all claims of this page that have one{_family(of_claims)}. A claim *holds* by its p "
+        "and is *refuted* by its interval, which is not corrected. Where the runs of a claim end after different "
+        "numbers of rounds, each arm's is given. At equal bytes per client, a run is scored when its clients, in the "
+        "mean, have sent and received what those of the most frugal run do in all."
         + (f" Of private clients, bytes are {WITHHELD}." if secret else "")
         + _targets(entry),
         "",
@@ -80,20 +78,23 @@ def _page(trials: Trials, of_claims: Sequence[Finding], curves: Mapping[str, lis
     ]
     for claim, finding in zip_longest(entry.claims, of_claims):
         numbers = (*_cells(finding, trials, secret), len(finding.paired.differences)) if finding else _UNDECIDED
-        lines.append(_row(claim.claim, _paper(claim, entry), _counts(claim), *numbers))
+        lines.append(row(claim.claim, _paper(claim, entry), _counts(claim), *numbers))
+    once = any(len(of_arm[0].rounds) == 1 for of_arm in curves.values())
+    if entry.remarks:
+        lines += ["", f"Seen in the runs: {entry.remarks}"]
     if curves:
         lines += [
             "",
-            "| arm | score, mean and deviation | change of the values over the last tenth of the rounds | seeds | "
-            "rounds | clients | up and down per client | tuned |",
+            "| arm | score, mean and deviation | change to the last tenth of the rounds from the tenth before | "
+            "seeds | rounds | clients | up and down per client | tuned |",
             "|---|---|---|---|---|---|---|---|",
             *(_arm(trials, arm, of_arm) for arm, of_arm in curves.items()),
             "",
             *_guarantees(curves),
-            f"![Scores over rounds{' and over bytes per client' * comparisons.over_bytes(_lines(trials, curves))}]"
-            f"({quote(trials.name)}.png)",
+            f"![{_pictured(_lines(trials, curves))}]({quote(trials.name)}.png)",
             "",
             "Means over seeds, with 95 % intervals."
+            + (" An arm without a change is scored at its end alone: nothing tells whether it is flat." * once)
             + (" Dashed: bounds." if any(bound.less is None for bound in entry.bounds) else ""),
         ]
     if entry.tuning is not None:
@@ -111,12 +112,28 @@ def _page(trials: Trials, of_claims: Sequence[Finding], curves: Mapping[str, lis
     return "\n".join(lines)
 
 
+def _pictured(lines: Mapping[str, comparisons.Band]) -> str:
+    """What the picture shows."""
+    if comparisons.over_nothing(lines):
+        return "Scores"
+    return "Scores over rounds and over bytes per client" if comparisons.over_bytes(lines) else "Scores over rounds"
+
+
 def _taken(entry: Entry) -> str:
     """The values of a run that its score is of."""
     over = f", every {entry.every} rounds" if entry.every > 1 else ""
     if entry.take == "smallest":
         return f"{over}, the smallest of the run"
-    return over + (f", the mean of the last {entry.last}" if entry.last > 1 else ", after the last round")
+    return over + (f", the mean of the last {entry.last} values" if entry.last > 1 else ", after the last round")
+
+
+def _family(of_claims: Sequence[Finding]) -> str:
+    """How many claims p is corrected for, at the end and at equal bytes."""
+    ends = sum(finding.p is not None for finding in of_claims)
+    of_bytes = sum(finding.equal_bytes is not None for finding in of_claims)
+    if not ends:
+        return ""
+    return f", {ends} at the end" + (f" and {of_bytes} at equal bytes" if of_bytes else "")
 
 
 def _targets(entry: Entry) -> str:
@@ -145,7 +162,7 @@ def _guarantees(curves: Mapping[str, list[Curve]]) -> list[str]:
 def _arm(trials: Trials, arm: str, of_arm: Sequence[Curve]) -> str:
     """The line of an arm."""
     score = trials.entry.score
-    return _row(
+    return row(
         arm,
         _spread([score.of_values(curve.values) for curve in of_arm]),
         _spread([score.late_change(curve) for curve in of_arm], sign="+"),
@@ -222,6 +239,8 @@ def _cells(finding: Finding, trials: Trials, secret: Set[str]) -> tuple[str, str
         _said(finding.verdict),
     )
     if (of_bytes := finding.equal_bytes) is None:
+        if isinstance(finding.of, Contrast) and finding.of.rounds_alone:
+            return *of_end, "-", finding.of.rounds_alone
         contrast = isinstance(finding.of, Contrast) and finding.of.target is None
         none = not contrast or not secret.isdisjoint(finding.of.arms)
         return *of_end, "-", "-" if none else "a run has no score at so few bytes"
@@ -295,51 +314,6 @@ def _facts(trials: Trials, of_claims: Sequence[Finding]) -> dict[str, Any]:
     hours = (trials.spent(), trials.seconds() if trials.missing() else 0.0)
     target = {} if trials.target == trials.name else {"target": trials.target}
     return {"paper": entry.paper, "item": entry.item, **target, "claims": claims, "seconds": hours}
-
-
-def _index(pages: Path) -> str:
-    lines = [
-        "# Claims of the papers",
-        "",
-        "Each by its own command, with what would count written before the runs; where something was changed after",
-        "one, the claim's page says what. A difference is held against half of the paper's: significantly above zero",
-        "and at least the half *holds*, above zero only *holds in direction*; where the interval excludes the half it",
-        "is *refuted*, and the rest is *open*. A bound *holds* if every run keeps it, or their mean significantly, and",
-        "one run that breaks a bound on every run refutes it. Numbers are those at the end of each run, with the",
-        "rounds of each arm where they differ.",
-        "",
-        "| paper | claim | paper's difference or bound | at the end of each run | seeds | verdict | "
-        "at equal bytes per client | hours spent, missing | command |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for file in sorted((pages / _FACTS).glob("*.json")):
-        with as_written(file):
-            lines += _rows_of(RunDirectory(file.parent).read(file.name), file.stem)
-    return "\n".join([*lines, ""])
-
-
-def _rows_of(facts: Mapping[str, Any], name: str) -> list[str]:
-    """The lines of an entry's claims in the page of all entries."""
-    spent, missing = (f"{seconds / 3600:.1f}" for seconds in facts["seconds"])
-    return [
-        _row(
-            f"{facts['paper']}, {facts['item']}",
-            f"[{claim['claim']}]({quote(name)}.md)",
-            claim["paper"],
-            claim.get("here", "-"),
-            claim.get("seeds", 0),
-            claim.get("verdict", "open"),
-            claim.get("equal_bytes_per_client", "-"),
-            f"{spent}, {missing}",
-            f"`rondo reproduce {shlex.quote(facts.get('target', name))}`",
-        )
-        for claim in facts["claims"]
-    ]
-
-
-def _row(*cells: Any) -> str:
-    """A line of a table, which a stroke in a cell, as of a norm, or a new line would end."""
-    return "| " + " | ".join(" ".join(str(cell).split()).replace("|", r"\|") for cell in cells) + " |"
 
 
 def _listed(values: Iterable[Any]) -> str:

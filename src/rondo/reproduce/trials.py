@@ -63,6 +63,14 @@ class Trials(Runs):
         kept = self.entry.kept(arm)
         return self._search.point(arm) if kept is None else kept.values
 
+    def is_untold(self, arm: str) -> bool:
+        """Whether several points of the grid were tried for ``arm`` and all trials score the same, so that the search
+        chose none of them."""
+        if self._search is None:
+            return False
+        tried = (self.entry.kept(arm) or self._search.chosen(arm, "")).tried
+        return len(tried) > 1 and len({score for point in tried for score in point.scores}) == 1
+
     def chosen(self) -> dict[str, Chosen]:
         """The point of each arm by the search, which must be finished, with the scores of its trials."""
         assert self._search is not None, "there is no tuning"

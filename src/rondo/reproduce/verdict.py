@@ -20,7 +20,7 @@ _BY_P = f"but p, corrected for the other claims, is not below {1 - LEVEL:.2g}"
 @dataclass(frozen=True)
 class Verdict:
     """A verdict, its reason, and for an open claim a number of seeds that would decide it if mean and deviation stay,
-    whatever the other claims of the table come to (None: more than a thousand, or not to be told from one)."""
+    whatever the other claims of the table come to (None where the reason says why there is none)."""
 
     word: Word
     reason: str
@@ -47,12 +47,12 @@ def judge(paired: Paired, p: float, paper: float | None, claims: int = 1) -> Ver
             return Verdict("holds in direction", "above zero; the paper prints no number")
         if paired.mean >= least:
             return Verdict("holds", "above zero, and at least half of the paper's effect")
-        return Verdict("holds in direction", "above zero, and less than half of the paper's effect")
+        return Verdict("holds in direction", "above zero, and its mean is less than half of the paper's effect")
     if high < least:
         half = "half of the paper's effect" if paper is not None else "zero"
         return Verdict("refuted", f"the interval lies below {half}")
-    why = "the interval excludes neither zero nor half of the effect" if low <= 0 else f"above zero, {_BY_P}"
-    return Verdict("open", why, _deciding(paired, paired.mean, least - paired.mean, claims))
+    why = "the interval includes zero" if paper is None else "the interval excludes neither zero nor half of the effect"
+    return _open(why if low <= 0 else f"above zero, {_BY_P}", paired, paired.mean, least - paired.mean, claims)
 
 
 def one_sided(verdict: Verdict, *, larger: bool, smaller: bool) -> Verdict:
@@ -68,11 +68,13 @@ def one_sided(verdict: Verdict, *, larger: bool, smaller: bool) -> Verdict:
     return Verdict(verdict.word, verdict.reason)
 
 
-def judge_runs(values: Sequence[float], low: float, high: float) -> Verdict:
+def judge_runs(values: Sequence[float], low: float, high: float, *, fresh: bool = True) -> Verdict:
     """Hold the values of runs, one each, against bounds that every run should keep.
 
-    None outside: *holds*, with the share of runs that may yet break it, at 95 %. One outside refutes it. Where seeds
-    change no value, the runs are one observation, and no share follows from their number.
+    ``fresh``: whether the bound was asked before any of these runs had been seen.
+
+    None outside: *holds*, of fresh runs with the share that may yet break it, at 95 %. One outside refutes it. Where
+    seeds change no value, the runs are one observation, and no share follows from their number.
     """
     once = "; the values differ by rounding, so all runs are one observation" if one_value(values) else ""
     outside = [value for value in values if not low <= value <= high]
@@ -81,6 +83,8 @@ def judge_runs(values: Sequence[float], low: float, high: float) -> Verdict:
         return Verdict("refuted", f"broken in {len(outside)} of {len(values)} runs, at worst with {worst:.4g}{once}")
     if once:
         return Verdict("holds", f"kept in all {len(values)} runs{once}")
+    if not fresh:
+        return Verdict("holds", f"kept in all {len(values)} runs")
     share = 1 - (1 - LEVEL) ** (1 / len(values))
     return Verdict("holds", f"kept in all {len(values)} runs, so at 95 % in more than {1 - share:.0%} of such runs")
 
@@ -109,7 +113,12 @@ def judge_mean(paired: Paired, p: float, low: float, high: float, claims: int = 
     inside = low <= paired.interval[0] and paired.interval[1] <= high
     why = f"the interval lies within the bounds, {_BY_P}" if inside else "the interval lies across a bound"
     within = min(high - paired.mean, paired.mean - low)
-    return Verdict("open", why, _deciding(paired, within, -within, claims))
+    return _open(why, paired, within, -within, claims)
+
+
+def _open(why: str, paired: Paired, to_hold: float, to_refute: float, claims: int) -> Verdict:
+    seeds = _deciding(paired, to_hold, to_refute, claims)
+    return Verdict("open", why if seeds is not None else f"{why}, nor would {_MOST:,} seeds like these decide", seeds)
 
 
 def _deciding(paired: Paired, to_hold: float, to_refute: float, claims: int) -> int | None:

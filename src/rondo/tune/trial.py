@@ -179,10 +179,14 @@ class Score:
         return min(scored) if self.take == "smallest" else statistics.fmean(scored[-self.last :])
 
     def late_change(self, curve: Curve) -> float | None:
-        """The change of the values over the last tenth of the rounds; None without one before it. That of a score which
-        is a mean of many values, or their smallest, would be small of any curve."""
-        before = curve.until(rounds=0.9 * curve.rounds[-1]).values
-        return self.scaled(curve.values[-1]) - self.scaled(before[-1]) if before else None
+        """The mean of the values in the last tenth of the rounds less that in the tenth before; None without a value
+        before the last tenth. The change of a score which is a mean of many values, or their smallest, would be small
+        of any curve."""
+        end, scaled = curve.rounds[-1], [self.scaled(value) for value in curve.values]
+        count, earlier = (sum(done <= share * end for done in curve.rounds) for share in (0.9, 0.8))
+        if count == 0:
+            return None
+        return statistics.fmean(scaled[count:]) - statistics.fmean(scaled[min(earlier, count - 1) : count])
 
     def scaled(self, value: float) -> float:
         """A value, or its logarithm if scores are such."""
