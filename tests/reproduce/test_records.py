@@ -14,8 +14,6 @@ from rondo.reproduce import page
 from rondo.reproduce.trials import Trials
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-_OF_AN_OLDER_FORM = ("exact-equal-bytes",)
-"""Pages whose runs were made before records were kept: until they are made again, their tables stay as they were."""
 ARCHIVES = sorted((RESULTS / "runs").glob("*.tar.xz"))
 
 
@@ -53,8 +51,6 @@ def test_published_page_is_of_the_entry_that_there_is(name: str) -> None:
     assert said[4] == (f"Changed after runs that had been seen: {entry.changed}" if entry.changed else f"    {command}")
     seeds = f". Seeds {', '.join(map(str, entry.seeds))}; differences are paired by seed"
     assert [line for line in said if line.startswith("Score: ") and seeds in line] != []
-    if name in _OF_AN_OLDER_FORM:
-        return
     table = "| claim | paper | what counts | at the end of each run | verdict | at equal bytes per client | verdict |"
     assert f"{table} seeds |" in said
 
