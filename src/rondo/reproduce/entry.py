@@ -102,7 +102,7 @@ class Entry(Section):
     changed: str = ""
     """The changes made after a run had been seen, and which run; empty where all was written before."""
     remarks: str = ""
-    """What the runs show that a reader of the verdicts should know, written after them."""
+    """Facts of the runs beside their verdicts, written after them: floors, confounds, conditions that are not met."""
     metric: str
     """Path of the score in a round's record, such as "global.accuracy", "personal.accuracy",
     "measures.principal_angle" or "diagnostics.drift_A". "own.loss" is that of the clients' models on their own rows,

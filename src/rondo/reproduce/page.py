@@ -113,7 +113,7 @@ def _page(trials: Trials, of_claims: Sequence[Finding], curves: Mapping[str, lis
 
 
 def _pictured(lines: Mapping[str, comparisons.Band]) -> str:
-    """What the picture shows."""
+    """The words in place of the picture."""
     if comparisons.over_nothing(lines):
         return "Scores"
     return "Scores over rounds and over bytes per client" if comparisons.over_bytes(lines) else "Scores over rounds"
