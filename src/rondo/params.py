@@ -154,7 +154,8 @@ def client_row(params: Params, index: int) -> dict[str, Tensor]:
     >>> client_row({"query.A": torch.arange(6.0).reshape(3, 1, 2)}, 2)  # the last of K = 3 clients
     {'query.A': tensor([[4., 5.]])}
     """
-    return {name: tensor[index] for name, tensor in params.items()}
+    # An index's gradient is written into zeros and copied, of a cohort of one for nothing.
+    return {name: tensor.squeeze(0) if len(tensor) == 1 else tensor[index] for name, tensor in params.items()}
 
 
 def cut_rank(params: Params, rank: int | None) -> dict[str, Tensor]:
