@@ -15,8 +15,8 @@ from rondo.runs.storage.manifest import rows_of
 
 RUNS = Path(__file__).parents[1] / "results" / "runs"
 KEPT = ("manifest.json", "metrics.jsonl", "summary.json", "partition.json")
-OF_MANIFEST = ("versions", "python", "device", "threads", "code_sha256")
-"""The rest says where the data were, and more of the machine."""
+OF_MANIFEST = ("versions", "python", "device", "threads", "processor", "kernels", "code_sha256")
+"""As far as it has them. The rest says where the data were, and more of the machine."""
 PARTITION = "partition.json"
 """It tells the number of clients, and the digests of the rows, by which another finds that theirs are the same."""
 
@@ -29,7 +29,7 @@ def content(file: Path) -> bytes:
     if file.name != "manifest.json":
         return file.read_bytes()
     manifest = json.loads(file.read_text(encoding="utf-8"))
-    kept = {key: manifest[key] for key in OF_MANIFEST}
+    kept = {key: manifest[key] for key in OF_MANIFEST if key in manifest}
     if (today := manifest.get("config", {}).get("task", {}).get("today")) is not None:
         kept["config"] = {"task": {"today": today}}  # rows follow from it where a chat template prints it
     return json.dumps(kept).encode()

@@ -183,10 +183,11 @@ def test_page_names_every_environment_of_its_runs(tmp_path: Path) -> None:
     file = next((out / "own").glob("frozen-seed-1-*")) / "manifest.json"
     manifest = json.loads(file.read_text(encoding="utf-8"))
     manifest |= {"threads": 99, "versions": {**manifest["versions"], "torch": "0.1"}}
+    manifest |= {"processor": "another", "kernels": {"dtype": "bfloat16"}}
     file.write_text(json.dumps(manifest), encoding="utf-8")
     decided(path, out)
     made = (out / "pages" / "own.md").read_text(encoding="utf-8").splitlines()[-1]
-    assert " threads and cpu with 99 threads (" in made
+    assert ", products in float64) and cpu with 99 threads (another, products in bfloat16); " in made
     assert ", torch 0.1 and 2." in made
 
 

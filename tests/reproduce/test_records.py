@@ -6,6 +6,7 @@ import importlib.util
 import json
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,7 +72,8 @@ def test_values_that_a_search_has_chosen_are_on_its_page(name: str) -> None:
 def test_records_of_a_run_tell_its_rows_and_the_number_of_its_clients_and_no_name(tmp_path: Path) -> None:
     run = tmp_path / "out" / "own" / "wild-seed-0"
     run.mkdir(parents=True)
-    kept = {"versions": {}, "python": "3", "device": "cpu", "threads": 1, "code_sha256": {}}
+    kept: dict[str, Any] = {"versions": {}, "python": "3", "device": "cpu", "threads": 1, "code_sha256": {}}
+    kept |= {"processor": "a processor", "kernels": {"dtype": "float32"}}
     task = {"task": {"today": "2026-11-25"}}
     contents = {
         "metrics.jsonl": "{}",

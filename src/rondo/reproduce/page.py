@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import shlex
 import statistics
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -286,7 +285,7 @@ def _made(trials: Trials) -> str:
         with as_written(run.folder):
             manifest = RunDirectory(run.folder).manifest()
             pairs |= {(str(name), str(version)) for name, version in manifest["versions"].items()}
-            ways.add(f"{manifest['device']} with {manifest['threads']} threads")
+            ways.add(_way(manifest))
     of_names: dict[str, list[str]] = {}
     for name, version in sorted(pairs):
         of_names.setdefault(name, []).append(version)
@@ -295,10 +294,16 @@ def _made(trials: Trials) -> str:
     if missing := trials.missing():
         seeds = _listed(dict.fromkeys(trial.seed for trial in missing))
         left = f" {len(missing)} runs are missing, of the seeds {seeds}, about {trials.seconds() / 3600:.1f} h."
-    return (
-        f"{trials.spent() / 3600:.2f} h of runs, tuning included, on {' and '.join(sorted(ways))} "
-        f"({platform.machine()}); {versions}.{left}"
-    )
+    return f"{trials.spent() / 3600:.2f} h of runs, tuning included, on {' and '.join(sorted(ways))}; {versions}.{left}"
+
+
+def _way(manifest: Mapping[str, Any]) -> str:
+    """How a run was computed, as far as its record tells: of two types of products, the same seeds differ."""
+    kernels = manifest.get("kernels") or {}
+    products = kernels.get("products", kernels.get("dtype"))
+    more = [manifest.get("processor"), f"products in {products}" if products else None]
+    told = ", ".join(str(part) for part in more if part)
+    return f"{manifest['device']} with {manifest['threads']} threads" + (f" ({told})" if told else "")
 
 
 def _facts(trials: Trials, of_claims: Sequence[Finding]) -> dict[str, Any]:
