@@ -279,8 +279,8 @@ def test_every_published_hyperparameter_is_that_of_the_files(name: str) -> None:
 @pytest.mark.parametrize(
     ("paper", "digest"),
     [
-        ("fedloru", "a5be3abe7952f8a7"),
-        ("fedrep", "a539661579fe1cd2"),
+        ("fedloru", "ee268cc1d3ad2cdc"),
+        ("fedrep", "7ceab13bcfdca02c"),
         ("florg", "7864d245091379b4"),
         ("rolora", "22b9374fbf84eefe"),
     ],
