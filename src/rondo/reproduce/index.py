@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,7 +36,9 @@ def _index(pages: Path) -> str:
         "is refuted by its own 95 % interval, so of many true claims a few are refuted by chance. A bound *holds* if",
         "every run keeps it, or their mean significantly, and one run that breaks a bound on every run refutes it.",
         "Numbers are those at the end of each run, with the rounds of each arm where they differ. What the runs show",
-        "beside a verdict stands on its page.",
+        "beside a verdict stands on its page. Of an open claim stand the seeds that would decide it at the end of each",
+        "run, if mean and deviation stay, and the hours of their runs; where none stand, its page says why. Tables and",
+        "figures that no entry is of are in the documentation of `rondo reproduce`, with what each would take.",
         "",
         "| paper | claim | paper's difference or bound | at the end of each run | seeds | verdict | "
         "at equal bytes per client | hours spent, missing | command |",
@@ -57,13 +60,20 @@ def _rows_of(facts: Mapping[str, Any], name: str) -> list[str]:
             claim["paper"],
             claim.get("here", "-"),
             claim.get("seeds", 0),
-            claim.get("verdict", "open"),
+            claim.get("verdict", "open") + _to_decide(claim),
             claim.get("equal_bytes_per_client", "-"),
             f"{spent}, {missing}",
             f"`rondo reproduce {shlex.quote(facts.get('target', name))}`",
         )
         for claim in facts["claims"]
     ]
+
+
+def _to_decide(claim: Mapping[str, Any]) -> str:
+    """What would decide an open claim, if seeds can."""
+    if (seeds := claim.get("deciding_seeds")) is None:
+        return ""
+    return f"; {seeds} seeds would decide, {math.ceil(claim['deciding_seconds'] / 360) / 10} h more"
 
 
 def row(*cells: Any) -> str:

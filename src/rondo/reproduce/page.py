@@ -309,6 +309,7 @@ def _way(manifest: Mapping[str, Any]) -> str:
 def _facts(trials: Trials, of_claims: Sequence[Finding]) -> dict[str, Any]:
     entry = trials.entry
     claims: list[dict[str, Any]] = [{"claim": claim.claim, "paper": _paper(claim, entry)} for claim in entry.claims]
+    of_a_run = trials.seconds_of_a_run()
     for claim, finding in zip(claims, of_claims, strict=False):
         claim |= {
             "here": at_end(finding, trials),
@@ -316,6 +317,9 @@ def _facts(trials: Trials, of_claims: Sequence[Finding]) -> dict[str, Any]:
             "verdict": finding.verdict.word,
             "equal_bytes_per_client": "-" if finding.equal_bytes is None else finding.equal_bytes.verdict.word,
         }
+        if (seeds := finding.verdict.seeds) is not None:
+            more = seeds - len(finding.paired.differences)
+            claim |= {"deciding_seeds": seeds, "deciding_seconds": more * len(finding.of.arms) * of_a_run}
     hours = (trials.spent(), trials.seconds() if trials.missing() else 0.0)
     target = {} if trials.target == trials.name else {"target": trials.target}
     return {"paper": entry.paper, "item": entry.item, **target, "claims": claims, "seconds": hours}

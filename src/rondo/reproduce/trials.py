@@ -77,12 +77,15 @@ class Trials(Runs):
         return {arm: self._search.chosen(arm, self.entry.digest(arm)) for arm in self.entry.arms}
 
     def seconds(self) -> float:
-        """Seconds of all runs that are missing: as many for each as the mean of those that are there took, or as the
-        entry says. Later halves of a tuning are not counted."""
-        took, tuning = self.took(), self.missing_of_tuning()
+        """Seconds of all runs that are missing. Later halves of a tuning are not counted."""
+        tuning = self.missing_of_tuning()
         counted = len(self.entry.arms) * len(self.entry.seeds)
-        count = len(tuning) + counted if tuning else len(self.missing())
-        return (statistics.fmean(took) if took else self.entry.seconds) * count
+        return self.seconds_of_a_run() * (len(tuning) + counted if tuning else len(self.missing()))
+
+    def seconds_of_a_run(self) -> float:
+        """The mean of those that are there, trials included, or what the entry says."""
+        took = self.took()
+        return statistics.fmean(took) if took else self.entry.seconds
 
     def spent(self) -> float:
         """Seconds of all runs that are there, tuning included."""
