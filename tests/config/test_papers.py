@@ -308,6 +308,11 @@ def test_every_published_hyperparameter_is_that_of_the_files(name: str) -> None:
     assert unchecked == {}
 
 
+@pytest.mark.parametrize(("row", "shared"), [("fedrep/femnist", ["out"]), ("fedrep/sent140", ["fc1", "fc2"])])
+def test_lg_fedavg_shares_the_layers_of_appendix_a2(row: str, shared: list[str]) -> None:
+    assert SETTINGS[row].all_keys["methods.lg-fedavg.model.head_layers"] == shared
+
+
 @pytest.mark.parametrize(
     ("paper", "digest"),
     [
