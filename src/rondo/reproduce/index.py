@@ -70,7 +70,7 @@ def _rows_of(facts: Mapping[str, Any], name: str) -> list[str]:
 
 
 def _to_decide(claim: Mapping[str, Any]) -> str:
-    """What would decide an open claim, if seeds can."""
+    """The seeds that would decide an open claim, and the hours of their runs; empty where there are none."""
     if (seeds := claim.get("deciding_seeds")) is None:
         return ""
     return f"; {seeds} seeds would decide, {math.ceil(claim['deciding_seconds'] / 360) / 10} h more"
