@@ -137,6 +137,32 @@ def test_tuning_takes_the_best_of_one_grid_and_leaves_the_worse_half_out(tmp_pat
     assert findings(trials)[0].verdict.word == "holds in direction"
 
 
+def test_trials_have_a_score_and_tables_of_their_own(tmp_path: Path) -> None:
+    """By the largest distance after one round the smallest rate is the best, and runs have their own rounds."""
+    own = {"metric": "measures.angle_distance", "lower_is_better": False, "config": {"rounds": 1}}
+    tuning = {"grid": {"train.lr": [0.001, 0.3]}, "seeds": [7], "held_out": 0.0}
+    train = {key: value for key, value in TRAIN.items() if key != "lr"}
+    arms = {"alternating": {"algorithm": {"name": "rolora-linear"}, "train": train}}
+    bound = {"claim": "it is near", "arm": "alternating", "at_most": 0.5, "source": "Lemma 0"}
+    more: dict[str, Any] = {"arms": arms, "contrasts": [], "bounds": [bound], "lower_is_better": True}
+    digests = []
+    for name, keys, rate in (("as-runs", {}, 0.3), ("own", own, 0.001)):
+        folder = tmp_path / name
+        folder.mkdir()
+        path = written(folder, tuning={**tuning, **keys}, **more)
+        decided(path, folder / "out")
+        entry = entries.read(str(path))
+        trials = Trials("own", entry, folder / "out", tmp_path)
+        assert trials.tuned("alternating") == {"train.lr": rate}
+        tried = {trial.config.rounds for trial in trials.here() if trial.is_tuning}
+        assert tried == {keys.get("config", entry.config)["rounds"]}
+        assert {trial.config.rounds for trial in trials.runs()} == {entry.config["rounds"]}
+        digests.append(entry.digest("alternating"))
+    said = (tmp_path / "own" / "out" / "pages" / "own.md").read_text(encoding="utf-8")
+    assert 'where the largest `measures.angle_distance` is the best, and with `{"rounds" = 1}` in the trials.' in said
+    assert len(set(digests)) == 2
+
+
 def test_full_disk_ends_the_command_and_no_run_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise DiskFailed("no space left")
@@ -322,11 +348,12 @@ def test_list_has_hours_and_data() -> None:
     result = CliRunner().invoke(app, ["reproduce", "list"])
     lines = {line.split()[0]: line for line in result.output.splitlines()}
     assert list(lines) == entries.names()
-    entry = entries.read("rolora-figure5")
+    entry = entries.read("rolora-figure5")  # whose search is done
     assert entry.tuning is not None
     assert entry.tuning.size == 5
-    assert entry.hours == pytest.approx(40 * 4 * (5 + 10) / 3600)
-    assert "  0.67 h  RoLoRA, Figure 5: " in lines["rolora-figure5"]
+    assert entry.hours == pytest.approx(40 * 4 * 10 / 3600)
+    assert entry.model_copy(update={"tuned": {}}).hours == pytest.approx(40 * 4 * (5 + 10) / 3600)
+    assert "  0.44 h  RoLoRA, Figure 5: " in lines["rolora-figure5"]
     assert lines["rolora-figure5"].endswith("; needs mnist/mnist.npz")
     assert "needs" not in lines["rolora-theorem4-5"]
 

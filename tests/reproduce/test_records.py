@@ -37,6 +37,9 @@ def test_verdicts_follow_from_the_records(archive: Path, tmp_path: Path) -> None
     assert made == published
     pages = [folder / f"{name}.md" for folder in (tmp_path / "pages", RESULTS)]
     assert pages[0].read_text(encoding="utf-8") == pages[1].read_text(encoding="utf-8")
+    searched = Trials(name, entry.model_copy(update={"tuned": {}}), tmp_path / "out", tmp_path)
+    if entry.tuning is not None and not searched.missing_of_tuning():
+        assert entry.tuned == searched.chosen()
 
 
 @pytest.mark.parametrize("name", entries.names())

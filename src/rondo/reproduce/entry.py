@@ -88,6 +88,24 @@ class Bound(Section):
         return [self.arm] if self.less is None else [self.arm, self.less]
 
 
+class EntryTuning(Tuning):
+    """The tuning of an entry."""
+
+    metric: str = ""
+    """Path of the trials' score, where it is not that of the runs: a claim on the alignment of updates is not to be had
+    by rates that are chosen for it, so there the accuracy chooses."""
+    lower_is_better: bool = False
+    """Whether the lowest such score is looked for; for a metric of its own only."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """The tables that a trial lays over its arm's: other rows than the runs', for example."""
+
+    @model_validator(mode="after")
+    def _has_a_metric_of_its_own(self) -> Self:
+        if self.lower_is_better and not self.metric:
+            raise ValueError("lower_is_better is of the tuning's own metric: name one, or leave it out")
+        return self
+
+
 class Entry(Section):
     """A claim of a paper."""
 
@@ -129,7 +147,7 @@ class Entry(Section):
     """The tables that each arm lays over it, by name."""
     contrasts: list[Contrast] = Field(default_factory=list)
     bounds: list[Bound] = Field(default_factory=list)
-    tuning: Tuning | None = None
+    tuning: EntryTuning | None = None
     tuned: dict[str, Chosen] = Field(default_factory=dict)
     """The values that ``rondo tune`` has chosen for each arm."""
 
@@ -145,7 +163,8 @@ class Entry(Section):
             raise ValueError("a factor is for a metric of measures, whose value before the first round is known")
         if self.tuning is not None and set(self.tuning.seeds) & set(self.seeds):
             raise ValueError("the seeds of the tuning must be others than those of the runs")
-        if self.tuning is not None and self.tuning.held_out and self.metric.startswith(("measures.", "diagnostics.")):
+        of_rows = not self.score_of_trials.metric.startswith(("measures.", "diagnostics."))
+        if self.tuning is not None and self.tuning.held_out and not of_rows:
             raise ValueError("measures and diagnostics are not of rows: give the tuning held_out = 0")
         return self
 
@@ -156,19 +175,30 @@ class Entry(Section):
 
     @property
     def hours(self) -> float:
-        """Hours of all runs and of the tuning's first trials, one after the other."""
+        """Hours of all runs and of the first trials of arms that are not tuned, one after the other."""
         tried = 0 if self.tuning is None else self.tuning.trials or self.tuning.size
-        return self.seconds * len(self.arms) * (tried + len(self.seeds)) / 3600
+        untuned = sum(self.kept(arm) is None for arm in self.arms)
+        return self.seconds * (untuned * tried + len(self.arms) * len(self.seeds)) / 3600
 
     @property
     def score(self) -> Score:
         """The score of a run."""
         return Score(self.metric, self.last, self.log10, self.lower_is_better, self.every, self.take)
 
+    @property
+    def score_of_trials(self) -> Score:
+        """The score of a trial."""
+        if self.tuning is None or not self.tuning.metric:
+            return self.score
+        return Score(self.tuning.metric, self.last, False, self.tuning.lower_is_better, self.every)
+
     def digest(self, arm: str) -> str:
         """The digest of the search of an arm: its grid and seeds, the score, and the configuration."""
-        tuning = {} if self.tuning is None else self.tuning.model_dump()
-        return digest({"tuning": tuning, "score": vars(self.score), "config": self.tree(arm)})
+        tree, grid = self.tree(arm), dict[str, Any]()
+        if self.tuning is not None:
+            merge(tree, self.tuning.config)
+            grid = {key: getattr(self.tuning, key) for key in Tuning.model_fields}
+        return digest({"tuning": grid, "score": vars(self.score_of_trials), "config": tree})
 
     def kept(self, arm: str) -> Chosen | None:
         """The values that ``rondo tune`` has chosen for ``arm``; None once its grid or configuration is another."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from rondo.config import toml_file
 from rondo.report import comparisons
 from rondo.report.summary import WITHHELD, weakest_guarantee
 from rondo.report.terminal import human_bytes
@@ -100,6 +101,11 @@ def _page(trials: Trials, of_claims: Sequence[Finding], curves: Mapping[str, lis
         grid = "; ".join(f"{key}: {_listed(values)}" for key, values in entry.tuning.grid.items())
         share = entry.tuning.held_out
         rows = f"on {100 * share:g} % of the training rows, held out" if share else "scored as the runs are"
+        if (score := entry.score_of_trials) != entry.score:
+            sought = "smallest" if score.lower_is_better else "largest"
+            rows += f", where the {sought} `{score.metric}` is the best"
+        if entry.tuning.config:
+            rows += f", and with `{toml_file.inline(entry.tuning.config)}` in the trials"
         lines += ["", f"Every arm is tuned over {grid}, by the seeds {_listed(entry.tuning.seeds)}, {rows}."]
         edges = {arm: entry.tuning.at_edge(trials.tuned(arm)) for arm in curves}
         if at_edge := [f"{arm} ({_listed(keys)})" for arm, keys in edges.items() if keys]:

@@ -33,7 +33,9 @@ class Trials(Runs):
             raise ConfigError.at("NAME", f"{target!r} {problem}: rename the file")
         super().__init__(out / self.name)
         self.entry, self.data = entry, data
-        self._search = None if entry.tuning is None else Search(self, entry.tuning, entry.score, self._tuning_trial)
+        self._search = None
+        if entry.tuning is not None:
+            self._search = Search(self, entry.tuning, entry.score_of_trials, self._tuning_trial)
         for file, where in entry.files.items():
             if not (data / file).exists():
                 message = f"{self.name} needs {file!r}, which is not in {str(data)!r}; it is to be had from {where}"
@@ -116,7 +118,7 @@ class Trials(Runs):
     def _tuning_trial(self, arm: str, seed: int, point: Point) -> Trial:
         assert self.entry.tuning is not None
         share = self.entry.tuning.held_out
-        more = {**point, "data.validation_fraction": share} if share else point
+        more = {**self.entry.tuning.config, **point, **({"data.validation_fraction": share} if share else {})}
         folder = place(self.folder / "tuning", arm, seed, self.entry.run(arm, seed, Path(), more, check=False))
         return Trial(arm, seed, self.entry.run(arm, seed, self.data, more), folder, point, True, bool(share))
 
