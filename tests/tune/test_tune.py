@@ -384,6 +384,12 @@ def test_private_method_has_no_rows_held_out(tiny: dict[str, Any], invoke: Invok
         ("held_out = 0.0", "held_out = 0.1", (), "give the tuning held_out = 0"),
         ("held_out = 0.0", 'held_out = 0.1, metric = "diagnostics.drift_A"', (), "give the tuning held_out = 0"),
         ("held_out = 0.0", "lower_is_better = true, held_out = 0.0", (), "is of the tuning's own metric"),
+        (
+            "held_out = 0.0",
+            "config = { seed = 3, train = { lr = 1 } }, held_out = 0.0",
+            (),
+            "config names train.lr, seed,",
+        ),
         ("held_out = 0.0", "config = { train = { rate = 1 } }, held_out = 0.0", (), "arm two: 1 problem train.rate: "),
         ("seeds = [7, 8]", "seeds = [1]", (), "must be others than those of the runs"),
         ("held_out = 0.0", "trials = 9, held_out = 0.0", (), "trials = 9 of a grid of 4 points"),

@@ -100,9 +100,12 @@ class EntryTuning(Tuning):
     """The tables that a trial lays over its arm's: other rows than the runs', for example."""
 
     @model_validator(mode="after")
-    def _has_a_metric_of_its_own(self) -> Self:
+    def _says_each_thing_once(self) -> Self:
         if self.lower_is_better and not self.metric:
             raise ValueError("lower_is_better is of the tuning's own metric: name one, or leave it out")
+        taken = [*self.grid, "seed", *(["data.validation_fraction"] if self.held_out else [])]
+        if named := [key for key in taken if _names(nested(self.config), key)]:
+            raise ValueError(f"config names {', '.join(named)}, which the grid, the seeds or held_out give a trial")
         return self
 
 
@@ -231,6 +234,15 @@ class Entry(Section):
             rows |= {key: str(data / file) for key, file in given.items() if file in self.files}
         with headed(f"arm {arm}"):
             return load(tree, check_paths=check)
+
+
+def _names(tree: Any, path: str) -> bool:
+    """Whether ``tree`` has a value at the key path ``path``."""
+    for key in path.split("."):
+        if not isinstance(tree, Mapping) or key not in tree:
+            return False
+        tree = tree[key]
+    return True
 
 
 def names() -> list[str]:
