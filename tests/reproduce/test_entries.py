@@ -351,9 +351,9 @@ def test_list_has_hours_and_data() -> None:
     entry = entries.read("rolora-figure5")  # whose search is done
     assert entry.tuning is not None
     assert entry.tuning.size == 5
-    assert entry.hours == pytest.approx(40 * 4 * 10 / 3600)
-    assert entry.model_copy(update={"tuned": {}}).hours == pytest.approx(40 * 4 * (5 + 10) / 3600)
-    assert "  0.44 h  RoLoRA, Figure 5: " in lines["rolora-figure5"]
+    assert entry.hours == pytest.approx(60 * 4 * 10 / 3600)
+    assert entry.model_copy(update={"tuned": {}}).hours == pytest.approx(60 * 4 * (5 + 10) / 3600)
+    assert "  0.67 h  RoLoRA, Figure 5: " in lines["rolora-figure5"]
     assert lines["rolora-figure5"].endswith("; needs mnist/mnist.npz")
     assert "needs" not in lines["rolora-theorem4-5"]
 

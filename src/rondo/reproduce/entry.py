@@ -143,7 +143,7 @@ class Entry(Section):
     files: dict[str, str] = Field(default_factory=dict)
     """Files of the data, and where to have them; none for built-in ones."""
     seconds: Annotated[float, Field(gt=0)]
-    """Seconds of one run on two cores, for a budget before there is a measured one."""
+    """Seconds of one run on one core, for a budget before there is a measured one."""
     config: dict[str, Any]
     """The configuration that all arms share."""
     arms: Annotated[dict[str, dict[str, Any]], Field(min_length=1)]

@@ -279,7 +279,7 @@ def _made(trials: Trials) -> str:
     """Machine, versions and cost."""
     runs = finished(trials)
     if not runs:
-        hours = f"about {trials.seconds() / 3600:.1f} h on two cores"
+        hours = f"about {trials.seconds() / 3600:.1f} h of a core"
         if not (tried := trials.tried()):
             return f"No run is there yet; all of them take {hours}."
         return (
