@@ -15,6 +15,7 @@ import tomli_w
 
 import rondo
 from pages import ROOT, Fence, fences
+from rondo.reproduce import entry as entries
 from small_runs import reviews, save_tiny_bert, settings
 
 PAGES = [
@@ -74,6 +75,15 @@ def test_reasons_name_what_is_there(page: str) -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
     targets = [name for reason in reasons for name in re.findall(r"\bmake ([\w-]+)", reason)]
     assert [t for t in targets if f"\n{t}:" not in (ROOT / "Makefile").read_text(encoding="utf-8")] == []
+
+
+ENTRY = re.compile(r"(?<![\w/-])(?:rolora|florg|fedrep|fedloru)-(?:figure|table|theorem|lemma|proposition)[\w-]*")
+
+
+@pytest.mark.parametrize("page", ["README.md", *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.md"))])
+def test_entries_that_a_page_names_are_there(page: str) -> None:
+    named = set(ENTRY.findall((ROOT / page).read_text(encoding="utf-8")))
+    assert named - set(entries.names()) == set()
 
 
 @pytest.fixture(scope="module")
