@@ -26,10 +26,10 @@ from rondo.algorithm import Client, Upload
 from rondo.engine.wire import masked
 from rondo.engine.wire.envelope import Envelope, decode_upload, encode_upload
 from rondo.federation.identity import peers
-from rondo.privacy.fixed_point import FixedPoint, Ring
-from rondo.privacy.opening import ServerSession
-from rondo.privacy.session import SiteSession, Terms
-from rondo.privacy.shares import threshold_of
+from rondo.privacy.masking.fixed_point import FixedPoint, Ring
+from rondo.privacy.masking.opening import ServerSession
+from rondo.privacy.masking.session import SiteSession, Terms
+from rondo.privacy.masking.shares import threshold_of
 
 ENVELOPE = Envelope("0" * 16, 0, "site-000", "0" * 64, 100, 100.0)
 

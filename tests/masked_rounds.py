@@ -10,10 +10,10 @@ from functools import partial
 import numpy
 from numpy.typing import NDArray
 
-from rondo.privacy.fixed_point import Ring
-from rondo.privacy.opening import NoSum, ServerSession
-from rondo.privacy.session import Sent, Shares, SiteSession, Terms
-from rondo.privacy.shares import threshold_of
+from rondo.privacy.masking.fixed_point import Ring
+from rondo.privacy.masking.opening import NoSum, ServerSession
+from rondo.privacy.masking.session import Sent, Shares, SiteSession, Terms
+from rondo.privacy.masking.shares import threshold_of
 
 
 def terms_for(count: int, ring: Ring = 32, **changes: object) -> Terms:

@@ -14,10 +14,10 @@ from torch import Tensor
 from masked_rounds import play, terms_for
 from rondo.algorithm import Algorithm, Round, Upload
 from rondo.config.schema import PrivacyConfig, RunConfig
-from rondo.engine.server.private_sum import PrivateSum
 from rondo.params import Params
-from rondo.privacy.clip import clipped
-from rondo.privacy.fixed_point import FixedPoint
+from rondo.privacy.masking.fixed_point import FixedPoint
+from rondo.privacy.mechanism.clip import clipped
+from rondo.privacy.sums.private_sum import PrivateSum
 
 
 def median(changes: Sequence[Tensor]) -> float:

@@ -19,9 +19,9 @@ from rondo.config.inputs import GIVEN
 from rondo.config.load import load
 from rondo.data.demo.digits import digits
 from rondo.params import Params
-from rondo.privacy.accountant import noise_for
-from rondo.privacy.clip import clipped
-from rondo.privacy.noise import noised
+from rondo.privacy.accounts.accountant import noise_for
+from rondo.privacy.mechanism.clip import clipped
+from rondo.privacy.mechanism.noise import noised
 from rondo.runs.assemble import assemble
 from rondo.runs.given import Given
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import rondo
 from rondo.data.demo.digits import digits
-from rondo.privacy import accountant
+from rondo.privacy.accounts import accountant
 
 sys.path.insert(0, str(Path(__file__).parent))
 

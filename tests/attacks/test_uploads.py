@@ -25,7 +25,7 @@ from composed import Composed
 from rondo.algorithm import Algorithm, Round, Upload
 from rondo.config.load import load
 from rondo.config.schema import RunConfig
-from rondo.privacy.accountant import noise_for
+from rondo.privacy.accounts.accountant import noise_for
 from rondo.runs.assemble import assemble
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rondo.cli import app
-from rondo.privacy.accountant import epsilon
+from rondo.privacy.accounts.accountant import epsilon
 
 pytest.importorskip("dp_accounting")
 

@@ -13,10 +13,10 @@ from rondo.config import ConfigError, RunConfig, load
 from rondo.engine.client.local_round import LocalRound
 from rondo.engine.faults import KINDS, REHEARSED, Rehearsal, fault_of
 from rondo.engine.server import rounds
-from rondo.engine.server.sampling import sample
 from rondo.engine.transport import Answer, Turnout, Work
 from rondo.engine.wire import serialization
 from rondo.engine.wire.envelope import Identity
+from rondo.privacy.sums.sampling import sample
 from rondo.tasks.language.stores.token_store import TextExample
 from tiny_federation import ALLOWED, ALONE, NAMES, POISON, SIZES, config, make, population
 

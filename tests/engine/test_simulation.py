@@ -25,12 +25,12 @@ from rondo.engine import scoring
 from rondo.engine.scoring import scores, spread
 from rondo.engine.server import rounds
 from rondo.engine.server.ledger import Ledger
-from rondo.engine.server.sampling import sample
 from rondo.engine.transport import Observer
 from rondo.engine.wire import serialization
 from rondo.engine.wire.versions import version
 from rondo.lowrank import GrowingSum, LowRank, total
 from rondo.params import HEAD_PREFIX, adapted_modules, head, num_bytes, pick
+from rondo.privacy.sums.sampling import sample
 from rondo.tasks.language.stores.token_store import TextExample
 from tiny_federation import (
     ALONE,

@@ -30,7 +30,6 @@ from audits import epsilon_of_mu, least_mu_at
 from rondo.algorithm import Client, Round, ServerState
 from rondo.algorithms import get
 from rondo.config import load
-from rondo.engine.server.masked_sum import masked_sum
 from rondo.engine.transport import Answer
 from rondo.engine.wire import masked
 from rondo.engine.wire.envelope import Identity
@@ -44,10 +43,11 @@ from rondo.federation.site.opened import Opened
 from rondo.federation.site.sum_allowance import allowance_of
 from rondo.federation.site.sum_state import Learned, SumState
 from rondo.federation.site.sums import Sums
-from rondo.privacy import masks
-from rondo.privacy.noise_share import NoiseShare, epsilon_of_shares
-from rondo.privacy.session import SiteSession
-from rondo.privacy.shares import threshold_of
+from rondo.privacy.masking import masks
+from rondo.privacy.masking.noise_share import NoiseShare, epsilon_of_shares
+from rondo.privacy.masking.session import SiteSession
+from rondo.privacy.masking.shares import threshold_of
+from rondo.privacy.sums.masked_sum import masked_sum
 
 pytestmark = pytest.mark.slow
 

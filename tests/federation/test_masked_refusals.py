@@ -29,8 +29,8 @@ from rondo.federation.site.account import account
 from rondo.federation.site.audit import Audit, lines
 from rondo.federation.site.sum_state import SumState
 from rondo.federation.site.sums import Sums
-from rondo.privacy import masks
-from rondo.privacy.session import Named, Ready, Sent, Unmask
+from rondo.privacy.masking import masks
+from rondo.privacy.masking.session import Named, Ready, Sent, Unmask
 
 SECRET = b"\1" * 32
 """The private key of every other site's letters."""

@@ -16,11 +16,11 @@ from desk_line import DeskLine
 from parties import ROWS
 from test_masked_kills import MASKED, listening, run_of
 
-from rondo.engine.server.masked_sum import MaskedSum
 from rondo.errors import ConfigError, RunStopped
 from rondo.federation.server.run import serve
 from rondo.federation.site.opened import FILE, Opened
-from rondo.privacy.session import Refused
+from rondo.privacy.masking.session import Refused
+from rondo.privacy.sums.masked_sum import MaskedSum
 from rondo.runs.watching.result import RunResult
 from small_runs import write_rows
 

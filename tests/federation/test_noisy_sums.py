@@ -37,12 +37,12 @@ from rondo.federation.site.ledger import Ledger
 from rondo.federation.site.sum_allowance import SumAllowance, steps_of
 from rondo.federation.site.sum_state import SumState
 from rondo.federation.site.sums import Sums
-from rondo.privacy import noise_share
-from rondo.privacy.accountant import epsilon
-from rondo.privacy.draws import Draws
-from rondo.privacy.noise_share import NoiseShare, stream_of
-from rondo.privacy.opening import NoSum
-from rondo.privacy.session import Refused, SiteSession
+from rondo.privacy.accounts.accountant import epsilon
+from rondo.privacy.masking import noise_share
+from rondo.privacy.masking.noise_share import NoiseShare, stream_of
+from rondo.privacy.masking.opening import NoSum
+from rondo.privacy.masking.session import Refused, SiteSession
+from rondo.privacy.mechanism.draws import Draws
 
 NOISY = {"adversary": "server", "secure_aggregation": True, "unit": "client", "clip": 0.5, "noise": 8.0, "delta": 1e-3}
 

@@ -27,7 +27,6 @@ from test_masked_kills import Dies, listening
 
 import rondo
 from rondo.config import load
-from rondo.engine.client.private_step import PrivateSteps
 from rondo.engine.wire.letters import Reply, Request
 from rondo.errors import ConfigError, DiskFailed
 from rondo.federation.plan import Plan
@@ -38,8 +37,9 @@ from rondo.federation.site import account
 from rondo.federation.site.contract import Contract
 from rondo.federation.site.ledger import FILE, KEY, Ledger
 from rondo.federation.site.private import check_delta
-from rondo.privacy.accountant import epsilon
-from rondo.privacy.draws import Draws
+from rondo.privacy.accounts.accountant import epsilon
+from rondo.privacy.mechanism.draws import Draws
+from rondo.privacy.steps.private_step import PrivateSteps
 from small_runs import reviews
 
 pytestmark = pytest.mark.usefixtures("refusals_at_once")

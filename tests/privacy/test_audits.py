@@ -8,7 +8,7 @@ import pytest
 from audits import epsilon_of_mu, gaussian, least_mu_at, refuted, right_guesses
 
 pytest.importorskip("dp_accounting")
-from rondo.privacy.accountant import epsilon
+from rondo.privacy.accounts.accountant import epsilon
 
 
 def canaries(mu: float, seed: int, count: int = 500) -> tuple[np.ndarray, np.ndarray]:

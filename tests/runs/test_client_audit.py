@@ -16,10 +16,10 @@ import rondo
 from audits import epsilon_of_mu, found, least_mu
 from canary_clients import coin, direction
 from kinds_of_runs import pictures
-from rondo.engine.server import private_sum
 from rondo.engine.server.rounds import Server
 from rondo.params import Params
-from rondo.privacy.noise import noised
+from rondo.privacy.mechanism.noise import noised
+from rondo.privacy.sums import private_sum
 
 pytest.importorskip("dp_accounting")
 pytestmark = pytest.mark.slow

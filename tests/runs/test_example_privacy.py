@@ -20,12 +20,12 @@ from rondo.algorithms.table import TABLE
 from rondo.config import load
 from rondo.engine.client.job import decode_answers, encode_answers
 from rondo.engine.server.rounds import Server
-from rondo.engine.server.spent import RowAccount
 from rondo.engine.simulation import Simulation
 from rondo.engine.transport import Answer
 from rondo.errors import ConfigError, DiskFailed, RunStopped
 from rondo.models.loading.peft import read_tensors
-from rondo.privacy.accountant import epsilon
+from rondo.privacy.accounts.accountant import epsilon
+from rondo.privacy.accounts.rows import RowAccount
 from rondo.runs import runner
 from rondo.runs.private import row_account
 from rondo.runs.runner import RunResult

@@ -108,8 +108,8 @@ def rows(
         source = "rondo privacy rows"
         _check(source, epsilon, noise)
         from rondo.errors import ConfigError
-        from rondo.privacy import accountant
-        from rondo.privacy.draws import Draws
+        from rondo.privacy.accounts import accountant
+        from rondo.privacy.mechanism.draws import Draws
 
         if persons is not None and persons > rows:
             raise ConfigError.at("--persons", f"{persons} persons of {rows} rows: lower it", source)
@@ -175,7 +175,7 @@ def _planned(
     numbers: int | None,
 ) -> dict[str, float]:
     """Noise multiplier and epsilon, and the noise's norm over that of the mean of clipped changes that all agree."""
-    from rondo.privacy.accountant import epsilon, noise_for
+    from rondo.privacy.accounts.accountant import epsilon, noise_for
 
     share = expected / clients
     if noise is None:
@@ -199,9 +199,9 @@ def _shares(
     """The plan of noise that ``sites`` sites add to each masked sum. Raises :class:`ConfigError` where no noise
     counts."""
     from rondo.errors import ConfigError
-    from rondo.privacy.accountant import epsilon, noise_for
-    from rondo.privacy.noise_share import epsilon_of_shares
-    from rondo.privacy.shares import threshold_of
+    from rondo.privacy.accounts.accountant import epsilon, noise_for
+    from rondo.privacy.masking.noise_share import epsilon_of_shares
+    from rondo.privacy.masking.shares import threshold_of
 
     threshold = threshold_of(sites)
     if threshold <= colluding:

@@ -13,7 +13,7 @@ from rondo.engine.wire.envelope import Envelope
 from rondo.engine.wire.letters import Reply, Request
 from rondo.engine.wire.masked import AskMasked, AskReady, AskShares, Refusal
 from rondo.federation.plan import Consent, End, Plan
-from rondo.privacy.session import Ready, Sent, Shares
+from rondo.privacy.masking.session import Ready, Sent, Shares
 
 
 @dataclass(frozen=True)

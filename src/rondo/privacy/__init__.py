@@ -1,1 +1,1 @@
-"""Protection of clients and of their rows: what uploads add to a sum, noise, its account, and secure aggregation."""
+"""All that protects clients and their rows: what is promised, and the clip, noise, masks and accounts that keep it."""

@@ -23,7 +23,6 @@ from rondo.data.sources import load as load_source
 from rondo.engine.client.cohorts import one_cohort
 from rondo.engine.client.flops import Flops
 from rondo.engine.server.ranks import client_ranks
-from rondo.engine.sums import fixed_point
 from rondo.engine.transport import Phase
 from rondo.errors import ConfigError, Problem
 from rondo.models.forms.model import Model, Outline
@@ -32,6 +31,7 @@ from rondo.models.forms.trial import try_out
 from rondo.models.networks.whole_network import normalises_by_batch
 from rondo.models.shortcuts.choose import SAMPLE
 from rondo.params import adapted_modules, head
+from rondo.privacy.sums.form import fixed_point
 from rondo.process import computes
 from rondo.runs.assembly import Assembly
 from rondo.runs.collector import collector_paused

@@ -26,7 +26,6 @@ from rondo.engine.crew import ByWorkers, Workers
 from rondo.engine.faults import Rehearsal, are_rehearsed, in_training
 from rondo.engine.scoring import Scorer
 from rondo.engine.server.ledger import Ledger
-from rondo.engine.server.masked_sum import masked_sum
 from rondo.engine.server.rounds import Server, first_state
 from rondo.engine.simulation import Crew, InProcess, Simulation
 from rondo.engine.transport import Transport
@@ -35,6 +34,7 @@ from rondo.engine.wire.start import StartVersions
 from rondo.models.forms.model import Model
 from rondo.models.shortcuts.prefix import Prefix
 from rondo.params import Params
+from rondo.privacy.sums.masked_sum import masked_sum
 from rondo.tasks.task import Task
 
 

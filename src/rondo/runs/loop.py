@@ -17,10 +17,10 @@ from typing import Any
 
 from rondo.engine.client.memory import freed_memory_kept
 from rondo.engine.crew import Workers
-from rondo.engine.server.masked_sum import MaskedSum
 from rondo.engine.transport import Observer
 from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested, visible
 from rondo.models.kernels.out_of_memory import is_out_of_memory
+from rondo.privacy.sums.masked_sum import MaskedSum
 from rondo.report import pictures
 from rondo.report.summary import best_so_far, guarantee_line, totals
 from rondo.runs.assembly import Assembly, Federation, Start

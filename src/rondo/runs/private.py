@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from rondo.config.schema import RunConfig
-from rondo.engine.server.account import Account, Releases, Sampled
-from rondo.engine.server.private_sum import Clips, PrivateSum
-from rondo.engine.server.spent import RowAccount, Steps
 from rondo.errors import ConfigError
-from rondo.privacy.noise import KEY_BYTES
-from rondo.privacy.noise_share import epsilon_of_shares
+from rondo.privacy.accounts.rows import RowAccount, Steps
+from rondo.privacy.accounts.sums import Account, Releases, Sampled
+from rondo.privacy.masking.noise_share import epsilon_of_shares
+from rondo.privacy.mechanism.noise import KEY_BYTES
+from rondo.privacy.sums.private_sum import Clips, PrivateSum
 from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.storage.durable import write_private, written
 

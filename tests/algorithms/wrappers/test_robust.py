@@ -167,7 +167,7 @@ def uploads(name: str, scale: float = 0.3) -> tuple[Any, list[Upload], Round]:
     linear, round = problem(), Round(0, 4, 0, 7)
     algorithm = algorithms.get(name)
     state = algorithm.init(linear.params, linear.weights, round)
-    from rondo.engine.expected_upload import trial_upload
+    from rondo.algorithms.trial import trial_upload
 
     g = torch.Generator().manual_seed(0)
     received = []

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from rondo import algorithms
 from rondo.algorithm import Algorithm, Client, Round, Upload
+from rondo.algorithms.trial import trial_upload
 from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS, ServerStep
 from rondo.config import AdmissionConfig
-from rondo.engine.expected_upload import trial_upload
 from rondo.engine.server.gate import Gate
 from rondo.engine.wire import envelope as wire
 from rondo.engine.wire import serialization

@@ -20,7 +20,7 @@ from rondo.models.kernels.out_of_memory import is_out_of_memory
 from rondo.models.networks.network import Network
 from rondo.models.shortcuts.prefix import Prefix, States
 from rondo.params import Params, client_row, on_device
-from rondo.privacy.draws import Draws
+from rondo.privacy.mechanism.draws import Draws
 from rondo.tasks.task import Example, Task
 
 

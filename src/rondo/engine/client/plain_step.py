@@ -10,13 +10,13 @@ from torch import Tensor
 
 from rondo.config.schema import TrainConfig
 from rondo.engine.client.batches import stream_of
-from rondo.engine.client.steps import Taken, Training
 from rondo.models.networks.rows import to_device
+from rondo.privacy.steps.steps import Taken, Training
 from rondo.tasks.task import Example
 
 
 class PlainSteps:
-    """The steps of one local training of K clients. See :class:`rondo.engine.client.steps.Steps`.
+    """The steps of one local training of K clients. See :class:`rondo.privacy.steps.steps.Steps`.
 
     ``rows``: each client's examples.
     ``generators``: each client's stream of data.

@@ -35,15 +35,15 @@ from rondo.engine.client.accumulation import Part, mean_loss, split
 from rondo.engine.client.flops import Flops
 from rondo.engine.client.least_squares import minimiser
 from rondo.engine.client.plain_step import PlainSteps
-from rondo.engine.client.private_step import PrivateSteps
-from rondo.engine.client.steps import Steps, Training
 from rondo.errors import ConfigError, StopRequested
 from rondo.models.networks.network import Base, Network
 from rondo.models.networks.rows import Rows, to_device
 from rondo.models.shortcuts.head_inputs import HeadInputs, head_inputs
 from rondo.models.shortcuts.prefix import Prefix, States
 from rondo.params import Params, Select, buffer, client_row, head, pick
-from rondo.privacy.draws import Draws
+from rondo.privacy.mechanism.draws import Draws
+from rondo.privacy.steps.private_step import PrivateSteps
+from rondo.privacy.steps.steps import Steps, Training
 from rondo.tasks.task import Batch, Example, Task
 
 

@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Shared, Upload
+from rondo.algorithms.trial import trial_fits
 from rondo.config.schema import RunConfig
-from rondo.engine.expected_upload import private_steps, trial_fits
 from rondo.engine.server.diagnostics import HELD_BYTES
 from rondo.engine.server.gate import Gate
 from rondo.engine.server.ledger import Ledger
-from rondo.engine.server.spent import RowAccount
 from rondo.engine.transport import Answer, Observer, Transport, Turnout, Work
 from rondo.engine.wire.envelope import Identity, Rejected
 from rondo.engine.wire.parcel import Parcel
 from rondo.params import Params, num_bytes
+from rondo.privacy.accounts.rows import RowAccount
+from rondo.privacy.steps.planned import private_steps
 
 
 @dataclass(frozen=True)

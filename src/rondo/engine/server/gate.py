@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, Client, Round, UnreadableUpload, Upload
+from rondo.algorithms.trial import trial_upload
 from rondo.config.schema import AdmissionConfig
-from rondo.engine.expected_upload import trial_upload
 from rondo.engine.wire.envelope import Envelope, Identity, Rejected, decode_upload, header_limit, largest_upload, short
 from rondo.params import Packed, Params, num_bytes
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, Client, Round, Weight
+from rondo.algorithms.trial import trial_upload
 from rondo.config.schema import RunConfig
-from rondo.engine.expected_upload import trial_upload
 from rondo.errors import ConfigError
 from rondo.models.networks.adapted_layer import Site
 from rondo.params import head, num_bytes, pick

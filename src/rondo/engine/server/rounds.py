@@ -14,14 +14,14 @@ from rondo.engine.server.cost import AggregationCost
 from rondo.engine.server.diagnostics import diagnose
 from rondo.engine.server.exchange import Exchange, RoundContext, noted
 from rondo.engine.server.ledger import Ledger
-from rondo.engine.server.sampling import sample
-from rondo.engine.server.spent import RowAccount
 from rondo.engine.transport import Observer, Transport
 from rondo.engine.wire import serialization
 from rondo.engine.wire.envelope import Identity
 from rondo.models.kernels.out_of_memory import is_out_of_memory
 from rondo.models.networks.adapted_layer import Site
 from rondo.params import Params
+from rondo.privacy.accounts.rows import RowAccount
+from rondo.privacy.sums.sampling import sample
 from rondo.process import peak_memory
 
 

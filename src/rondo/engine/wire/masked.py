@@ -1,4 +1,4 @@
-"""Letters of secure aggregation between a server and a site, as bytes (:mod:`rondo.privacy.session`).
+"""Letters of secure aggregation between a server and a site, as bytes (:mod:`rondo.privacy.masking.session`).
 
 A letter is a JSON header of known length and, after it, the parts of fixed length: keys, shares, and the masked vector.
 Neither side trusts anything in a letter, and neither takes one that is longer than an honest one can be. Every decoder
@@ -15,9 +15,9 @@ from typing import Any
 import numpy
 
 from rondo.engine.wire.envelope import Rejected, short, strict_object
-from rondo.privacy import masks, shares
-from rondo.privacy.fixed_point import Ring
-from rondo.privacy.session import SESSIONS, Named, Ready, Sent, Shares, Unmask
+from rondo.privacy.masking import masks, shares
+from rondo.privacy.masking.fixed_point import Ring
+from rondo.privacy.masking.session import SESSIONS, Named, Ready, Sent, Shares, Unmask
 
 PROTOCOL = 1
 LARGEST = 2**20
@@ -43,7 +43,7 @@ class AskReady:
     """Asks a site for a key: its clients have trained.
 
     ``clients``: the site's clients whose uploads shall be in its vector.
-    ``largest``, ``threshold``: see :class:`~rondo.privacy.session.Terms`.
+    ``largest``, ``threshold``: see :class:`~rondo.privacy.masking.session.Terms`.
     """
 
     run: str

@@ -1,8 +1,8 @@
 """Rounds whose uploads the server never sees: sites train, send masked vectors, and open their sum together.
 
-Training comes first, so a site that is lost in it costs nothing. Then the letters of :mod:`rondo.privacy.session` go to
-the sites whose clients have trained. A set that loses a site is void, and the others go on with new keys; fewer than
-the threshold have no sum, and the round is skipped.
+Training comes first, so a site that is lost in it costs nothing. Then the letters of
+:mod:`rondo.privacy.masking.session` go to the sites whose clients have trained. A set that loses a site is void, and
+the others go on with new keys; fewer than the threshold have no sum, and the round is skipped.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import torch
 
 from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Upload
 from rondo.engine.remote import RemoteTransport
-from rondo.engine.server.masked_sum import MaskedSum, Total
-from rondo.engine.sums import weighs_by_examples
 from rondo.engine.transport import Answer, Turnout, Work
 from rondo.engine.wire import masked
 from rondo.engine.wire.envelope import Rejected
 from rondo.federation.letter import SUMS
 from rondo.federation.server.saved_sum import Complete, SavedSum
 from rondo.federation.server.sites import Sites
-from rondo.privacy.changes import Changes
-from rondo.privacy.opening import NoSum, ServerSession, next_session
-from rondo.privacy.session import Terms
-from rondo.privacy.shares import threshold_of
+from rondo.privacy.masking.changes import Changes
+from rondo.privacy.masking.opening import NoSum, ServerSession, next_session
+from rondo.privacy.masking.session import Terms
+from rondo.privacy.masking.shares import threshold_of
+from rondo.privacy.sums.form import weighs_by_examples
+from rondo.privacy.sums.masked_sum import MaskedSum, Total
 
 
 @dataclass(frozen=True)

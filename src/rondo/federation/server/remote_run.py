@@ -24,9 +24,7 @@ from rondo.data.sources import Source, read_rows
 from rondo.engine.crew import Workers
 from rondo.engine.remote import RemoteTransport
 from rondo.engine.remote_scoring import RemoteScorer
-from rondo.engine.server.masked_sum import MaskedSum
 from rondo.engine.server.ranks import client_ranks
-from rondo.engine.sums import fixed_point
 from rondo.engine.wire.envelope import Identity
 from rondo.errors import ConfigError, Problem
 from rondo.federation.plan import Plan
@@ -34,6 +32,8 @@ from rondo.federation.server.masked_rounds import masked_rounds
 from rondo.federation.server.saved_sum import SavedSum
 from rondo.federation.server.sites import Sites
 from rondo.params import Params
+from rondo.privacy.sums.form import fixed_point
+from rondo.privacy.sums.masked_sum import MaskedSum
 from rondo.runs import server_tests
 from rondo.runs.assemble import assemble, looked
 from rondo.runs.assembly import Assembly, Federation, Start

@@ -14,7 +14,6 @@ from typing import Any
 
 from rondo.config.load import load
 from rondo.config.schema import RunConfig
-from rondo.engine.sums import check_colluding
 from rondo.engine.transport import Observer
 from rondo.errors import ConfigError, DiskFailed, RunInterrupted, RunStopped, StopRequested, headed
 from rondo.federation.identity.keys import ServerKeys
@@ -39,6 +38,7 @@ from rondo.federation.server.remote_run import (
 from rondo.federation.server.saved_sum import SavedSum
 from rondo.federation.server.sites import Sites
 from rondo.federation.server.standing import Attendance
+from rondo.privacy.sums.form import check_colluding
 from rondo.runs import launch
 from rondo.runs.device import find_device
 from rondo.runs.launch import locked

@@ -16,8 +16,8 @@ import numpy
 
 from rondo.engine.wire import masked
 from rondo.engine.wire.envelope import Rejected
-from rondo.privacy.opening import ServerSession
-from rondo.privacy.session import Terms
+from rondo.privacy.masking.opening import ServerSession
+from rondo.privacy.masking.session import Terms
 from rondo.runs.storage import private_file
 from rondo.runs.storage.durable import Damaged, written
 

@@ -39,7 +39,7 @@ from rondo.federation.site.sum_allowance import allowance_of
 from rondo.federation.site.sums import Sums
 from rondo.federation.site.withheld import Withheld
 from rondo.params import Params
-from rondo.privacy.session import Refused
+from rondo.privacy.masking.session import Refused
 from rondo.process import on_threads
 from rondo.runs.assembly import Assembly
 from rondo.runs.storage import durable

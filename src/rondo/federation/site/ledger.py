@@ -26,8 +26,8 @@ from rondo.config.schema import RunConfig
 from rondo.data.files.tables import Rows
 from rondo.errors import ConfigError
 from rondo.federation.site.contract import PrivacyTerms
-from rondo.privacy.accountant import epsilon_of_steps
-from rondo.privacy.draws import Draws
+from rondo.privacy.accounts.accountant import epsilon_of_steps
+from rondo.privacy.mechanism.draws import Draws
 from rondo.runs.storage import durable
 from rondo.tasks.row_checks import value_name
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rondo.privacy.session import Refused
+from rondo.privacy.masking.session import Refused
 from rondo.runs.storage import private_file
 from rondo.runs.storage.durable import Damaged
 

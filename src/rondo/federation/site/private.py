@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from rondo.algorithms.trial import trial_fits
 from rondo.config.checks import unprotected
 from rondo.config.schema import RunConfig
 from rondo.data.files.tables import Rows
-from rondo.engine.expected_upload import private_steps, trial_fits
 from rondo.errors import ConfigError
 from rondo.federation.site.contract import PrivacyTerms
 from rondo.federation.site.ledger import Ledger, Steps, added
 from rondo.federation.site.sum_allowance import steps_of
 from rondo.federation.site.term import Term
-from rondo.privacy.draws import Draws
+from rondo.privacy.mechanism.draws import Draws
+from rondo.privacy.steps.planned import private_steps
 from rondo.runs.assembly import Assembly
 from rondo.tasks.row_checks import value_name
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from rondo.config.schema import RunConfig
 from rondo.federation.site.contract import PrivacyTerms
 from rondo.federation.site.ledger import Ledger, noise_of
-from rondo.privacy.draws import Draws
-from rondo.privacy.session import Refused
+from rondo.privacy.masking.session import Refused
+from rondo.privacy.mechanism.draws import Draws
 
 _WHOLE = Draws(1, 1)
 """A site's rows are in every sum that it sends a vector to: the server knows who took part."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rondo.engine.wire import masked, serialization
 from rondo.engine.wire.envelope import Rejected
-from rondo.privacy.session import SiteSession, Terms
+from rondo.privacy.masking.session import SiteSession, Terms
 from rondo.runs.storage import private_file
 from rondo.runs.storage.durable import Damaged
 
@@ -78,7 +78,7 @@ class SumState:
 
     def attempt(self, least: int, peers: Mapping[str, Callable[[bytes, bytes], bool]]) -> Attempt | None:
         """The last attempt; None before the first. ``least``, ``peers``: as in
-        :class:`~rondo.privacy.session.SiteSession`. Raises :class:`Damaged`."""
+        :class:`~rondo.privacy.masking.session.SiteSession`. Raises :class:`Damaged`."""
         content = private_file.read(self.folder / _FILE)
         if content is None:
             return None

@@ -1,5 +1,6 @@
 """A site's part in masked sums: its clients' changes leave added up and masked, and the sum of all sites is opened once
-per attempt (:mod:`rondo.privacy.session`). Whatever the server writes is checked against what the site knows itself."""
+per attempt (:mod:`rondo.privacy.masking.session`). Whatever the server writes is checked against what the site knows
+itself."""
 
 from __future__ import annotations
 
@@ -15,7 +16,6 @@ from torch import Tensor
 from rondo.algorithm import Shared, Upload
 from rondo.config.schema import RunConfig
 from rondo.engine.client.party import Party
-from rondo.engine.sums import changes_of, fixed_point, weighs_by_examples
 from rondo.engine.wire import masked
 from rondo.engine.wire.envelope import Rejected, decode_upload, short
 from rondo.engine.wire.letters import Request
@@ -27,9 +27,10 @@ from rondo.federation.site.opened import Opened
 from rondo.federation.site.sum_allowance import SumAllowance
 from rondo.federation.site.sum_state import Attempt, Learned, SumState
 from rondo.federation.site.term import Term
-from rondo.privacy.fixed_point import FixedPoint
-from rondo.privacy.noise_share import NoiseShare, stream_of
-from rondo.privacy.session import Refused, SiteSession, Terms
+from rondo.privacy.masking.fixed_point import FixedPoint
+from rondo.privacy.masking.noise_share import NoiseShare, stream_of
+from rondo.privacy.masking.session import Refused, SiteSession, Terms
+from rondo.privacy.sums.form import changes_of, fixed_point, weighs_by_examples
 from rondo.runs.storage.durable import Damaged
 
 LARGEST = masked.LARGEST
@@ -263,7 +264,7 @@ class Sums:
         return share.drawn(terms.threshold, count, stream)
 
     def check_seed(self) -> None:
-        """Raise :class:`~rondo.privacy.session.Refused` where the run's seed was another's."""
+        """Raise :class:`~rondo.privacy.masking.session.Refused` where the run's seed was another's."""
         if self._is_bare:
             self.opened.check_seed()
 

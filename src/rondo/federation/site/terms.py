@@ -14,10 +14,10 @@ from torch import nn
 
 from rondo import own_code
 from rondo.algorithm import Upload
+from rondo.algorithms.trial import trial_upload
 from rondo.config.checks import own_names
 from rondo.config.inputs import BUILTIN_MODEL, BUILTIN_NETWORKS
 from rondo.config.schema import RunConfig
-from rondo.engine.expected_upload import trial_upload
 from rondo.federation.plan import Plan
 from rondo.federation.site import private
 from rondo.federation.site.contract import Contract

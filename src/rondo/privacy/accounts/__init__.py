@@ -1,0 +1,1 @@
+"""What was spent: epsilon of sums and of private steps."""

@@ -1,0 +1,1 @@
+"""Secure aggregation: the vectors that sites mask, and the letters that open their sum."""

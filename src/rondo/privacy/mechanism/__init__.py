@@ -1,0 +1,1 @@
+"""The Gaussian mechanism: the clip, the noise, and the secret draws."""

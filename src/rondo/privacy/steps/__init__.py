@@ -1,0 +1,1 @@
+"""The steps of a local training, plain or private."""

@@ -1,0 +1,193 @@
+"""Steps with example-level differential privacy (DP-SGD, Abadi et al. 2016), of one client.
+
+A unit is a row, or all rows of a person; the sum of its rows' gradients is clipped. Every row is a client of its own:
+client code is batch-transparent, so an algorithm's objective gives one loss per row unchanged, and one backward pass
+gives one gradient per row. Terms of the objective that depend on parameters only are in each row's gradient and are
+clipped with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from rondo.algorithm import Loss, Objective
+from rondo.config.schema import PrivacyConfig
+from rondo.data.units import Units
+from rondo.params import Params
+from rondo.privacy.mechanism.draws import Draws
+from rondo.privacy.mechanism.secret import SecretStream
+from rondo.privacy.steps.steps import Taken, Training
+from rondo.tasks.task import Example
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some rows of a step, which go through the network together."""
+
+    unit: Tensor
+    """The unit of each row, by its place among the units drawn, (rows,), ascending."""
+    objective: Callable[[Params], Tensor]
+    """As in :func:`row_gradients`."""
+    goes_on: bool = False
+    """Whether the last unit has more rows, in the next part."""
+
+
+class PrivateSteps:
+    """The draws of units and the noise of one local training of one client. See
+    :class:`rondo.privacy.steps.steps.Steps`.
+
+    ``privacy``: with ``clip``, ``noise`` and ``delta`` set.
+    ``size``: expected rows of a step, of the client's ``rows``; at most all of them.
+    ``at_once``: most rows of a pass.
+    ``purpose``: one per client, attempt and local training, where a debug seed is set.
+    ``spend``: called with the number of steps before the first one.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        privacy: PrivacyConfig,
+        size: int,
+        rows: Sequence[Example],
+        at_once: int,
+        purpose: str,
+        spend: Callable[[Draws, int], None],
+    ) -> None:
+        assert isinstance(privacy.clip, float)
+        assert privacy.noise is not None
+        self._training, self._rows, self._at_once = training, rows, at_once
+        self._units, self._spend = Units.of(rows), spend
+        self.clip, self.deviation = privacy.clip, privacy.noise * privacy.clip
+        self.draws = Draws(size, len(rows))
+        self._chance = SecretStream(privacy.debug_seed, f"{purpose}/rows")
+        self._noise = SecretStream(privacy.debug_seed, f"{purpose}/noise")
+
+    def batches(self, steps: int | None, epochs: int) -> Iterator[list[tuple[int, Example]]]:
+        """Poisson draws of units, of which any may be empty: each row with the place of its unit. Their number tells
+        nothing of what was drawn."""
+        count = self.draws.steps(steps, epochs)
+        self._spend(self.draws, count)
+        for _ in range(count):
+            drawn = self._chance.chosen(len(self._units), self.draws.probability)
+            yield [(k, self._rows[i]) for k, unit in enumerate(drawn) for i in self._units[unit]]
+
+    def take(self, batch: Sequence[tuple[int, Example]]) -> Taken:
+        """One step. Its loss and the number of rows drawn are secrets, so the expected number is told."""
+        training = self._training
+        if training.optimizer is not None:
+            for name, gradient in self.gradient(training.trained, self._parts(batch)).items():
+                training.trained[name].grad = gradient.to(training.trained[name].dtype)
+            training.optimizer.step()
+        expected = torch.tensor([self.draws.expected])
+        return Taken(torch.ones(1, dtype=torch.long), expected, expected, torch.full((1,), math.nan))
+
+    def gradient(self, trained: Params, parts: Iterable[Part]) -> dict[str, Tensor]:
+        """The clipped and noised gradient of a step by tensor, float64, (1, ...); noise alone without parts.
+
+        ``trained``: (1, ...).
+
+        The gradients of one part are in memory at a time, and that of a unit whose rows are in several.
+        """
+        sums = {n: torch.zeros_like(t, dtype=torch.float64) for n, t in trained.items()}
+        begun: dict[str, Tensor] = {}
+        for part in parts:
+            gradients = row_gradients(trained, torch.zeros_like(part.unit), part.objective)
+            gradients = _of_units(gradients, part.unit, begun)
+            begun = {n: g[-1:] for n, g in gradients.items()} if part.goes_on else {}
+            whole = {n: g[:-1] for n, g in gradients.items()} if part.goes_on else gradients
+            count = len(next(iter(whole.values())))
+            owner = torch.zeros(count, dtype=torch.long)
+            for name, total in clipped_sums(whole, owner, 1, self.clip).items():
+                sums[name] += total
+        return add_noise(sums, self.deviation, [self._noise], torch.tensor([self.draws.expected]))
+
+    def _parts(self, batch: Sequence[tuple[int, Example]]) -> Iterator[Part]:
+        """The parts of a batch, in which each row is a client of its own."""
+        training = self._training
+        for start in range(0, len(batch), self._at_once):
+            part, after = batch[start : start + self._at_once], batch[start + self._at_once :]
+            loss = training.loss([[example] for _, example in part])
+            objective = partial(_of_rows, len(part), training.used, training.objective, loss)
+            goes_on = bool(after) and after[0][0] == part[-1][0]
+            yield Part(torch.tensor([unit for unit, _ in part]), objective, goes_on)
+
+
+def _of_units(gradients: dict[str, Tensor], unit: Tensor, begun: Params) -> dict[str, Tensor]:
+    """The gradient of each unit, (units, ...): the sum over its rows, and, for the first, what has ``begun`` in the
+    part before."""
+    place = torch.cat([unit.new_zeros(1), (unit.diff() != 0).long()]).cumsum(0)
+    if len(place) == int(place[-1]) + 1 and not begun:
+        return gradients
+    summed = {}
+    for name, gradient in gradients.items():
+        total = gradient.new_zeros((int(place[-1]) + 1, *gradient.shape[1:]), dtype=torch.float64)
+        total.index_add_(0, place.to(gradient.device), gradient.double())
+        if begun:
+            total[0] += begun[name][0]
+        summed[name] = total
+    return summed
+
+
+def row_gradients(trained: Params, owner: Tensor, objective: Callable[[Params], Tensor]) -> dict[str, Tensor]:
+    """Gradient of each row's objective by tensor, (rows, ...).
+
+    ``trained``: tensors with the client axis, (K, ...).
+    ``owner``: the client of each row, (rows,).
+    ``objective``: losses (rows,) of tensors (rows, ...), one set of tensors per row.
+    """
+    leaves = {n: t.detach()[owner.to(t.device)].requires_grad_() for n, t in trained.items()}
+    value = objective(leaves)
+    grads = torch.autograd.grad(value.sum(), list(leaves.values()), materialize_grads=True)
+    return dict(zip(leaves, grads, strict=True))
+
+
+def clipped_sums(gradients: Params, owner: Tensor, clients: int, clip: float) -> dict[str, Tensor]:
+    """Sum over each client's units of their gradients, each scaled to an L2 norm of at most ``clip`` over all tensors:
+    float64, (K, ...).
+
+    ``gradients``: by tensor, (units, ...).
+    ``owner``: the client of each unit, (units,).
+
+    Units whose norm is not finite count as zero: one bad unit must neither stop the step nor pass the clip.
+    """
+    norm = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1, dtype=torch.float64) for g in gradients.values()])
+    norm = torch.linalg.vector_norm(norm, dim=0)
+    scale = torch.where(norm > clip, clip / norm, torch.ones_like(norm))
+    sums = {}
+    for name, gradient in gradients.items():
+        shape = (-1,) + (1,) * (gradient.dim() - 1)
+        kept = torch.where(norm.isfinite().reshape(shape), gradient.double() * scale.reshape(shape), 0.0)
+        sums[name] = kept.new_zeros((clients, *kept.shape[1:])).index_add_(0, owner.to(kept.device), kept)
+    return sums
+
+
+def add_noise(sums: Params, deviation: float, streams: Sequence[SecretStream], expected: Tensor) -> dict[str, Tensor]:
+    """``(sums + N(0, deviation^2)) / expected``, float64, (K, ...). A client without rows gets its noise too.
+
+    ``deviation``: noise multiplier times clip.
+    ``streams``: each client's own, K of them.
+    ``expected``: expected number of rows per step, (K,), known beforehand: the drawn number is a secret.
+    """
+    result = {}
+    for name, total in sums.items():
+        noise = torch.stack([s.normal(total[0].numel()) for s in streams]).reshape(total.shape).to(total.device)
+        result[name] = (total + deviation * noise) / expected.to(total).reshape((-1,) + (1,) * (total.dim() - 1))
+    return result
+
+
+def _of_rows(count: int, used: Params, objective: Objective, loss: Loss, leaves: Params) -> Tensor:
+    """``objective`` of ``count`` rows, (rows,). ``used``: tensors of one client, (1, ...), in which ``leaves`` replace
+    those that are trained, (rows, ...)."""
+
+    def wide(tensors: Params) -> dict[str, Tensor]:
+        return {n: t if len(t) == count else t.expand(count, *t.shape[1:]) for n, t in tensors.items()}
+
+    # A method may put tensors of its own into what the network sees, beside those that it is given.
+    by_row = Loss(lambda seen: loss(wide(seen)), loss.parts, loss.rows)
+    return objective({**wide(used), **leaves}, by_row)

@@ -1,0 +1,145 @@
+"""The sum of a round's uploads with client-level differential privacy.
+
+Each upload adds its change from the upload of a client that learned nothing, clipped to one norm, with weight 1. Noise
+goes on the sum, which is divided by the expected number of clients, not by the number that came. Nothing depends on how
+many came: an empty round adds noise, spends, and steps. Clients are drawn with a secret key, since every site knows the
+run's seed, and amplification by sampling needs a sample that nobody can compute.
+The clip is a number, or follows the median of the changes (:mod:`rondo.privacy.mechanism.adaptive`).
+Sources: McMahan et al. 2018 (DP-FedAvg); `docs/privacy.md`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rondo.algorithm import Algorithm, Client, Round, Upload
+from rondo.algorithms.trial import trial_upload
+from rondo.config.schema import RunConfig
+from rondo.privacy.accounts.accountant import epsilon_of_sums
+from rondo.privacy.accounts.sums import Account, Releases, Sampled
+from rondo.privacy.masking.changes import Changes
+from rondo.privacy.mechanism.adaptive import START, AdaptiveClip
+from rondo.privacy.mechanism.clip import clipped
+from rondo.privacy.mechanism.noise import noised
+
+Clips = dict[int, float]
+"""The clip from each attempt on, where it is adaptive."""
+
+
+@dataclass
+class PrivateSum:
+    """The sum of a run's uploads. See :class:`rondo.engine.server.rounds.Sum`."""
+
+    config: RunConfig
+    population: int
+    """Number of clients of the run."""
+    key: bytes
+    """32 secret bytes: who has them can compute the sample and the noise."""
+    releases: Releases = field(default_factory=dict)
+    sampled: Sampled = field(default_factory=dict)
+    keep: Callable[[Releases, Sampled, Clips], None] = lambda releases, sampled, clips: None
+    """Writes the releases down, before the newest is used: what may have been seen is never forgotten."""
+    clips: Clips = field(default_factory=dict)
+    least: int = 0
+    """Uploads below which a round is skipped: none, since a skipped round tells how many came."""
+
+    def __post_init__(self) -> None:
+        budget = self.config.privacy.budget
+        self._account = Account(self._epsilon_of, budget, self.releases, self.sampled, self._share)
+
+    @property
+    def expected(self) -> int:
+        """The expected number of clients per round."""
+        return self.config.clients.per_round or self.population
+
+    @property
+    def _share(self) -> float:
+        return self.expected / self.population if self.config.clients.sampling == "poisson" else 1.0
+
+    def sample(self, clients: Sequence[Client], round: Round) -> list[Client]:
+        """The clients of ``round``, sorted by id: each by itself with probability per_round / N, or all. The draw of a
+        client depends on no other, so an attempt that is asked again draws it again, whoever joined or left."""
+        share, prefix = self._share, self.key + b"clients" + round.attempt.to_bytes(8, "little")
+        return sorted((c for c in clients if _uniform(prefix, c.id) < share), key=lambda c: c.id)
+
+    def total(self, algorithm: Algorithm[Any], state: Any, uploads: Iterable[Upload], round: Round) -> Tensor:
+        """The sum of the clipped changes, (n,) in float64; zeros without uploads. Where the clip is adaptive, a sum of
+        bits follows: 1/2 for a change within the clip, else -1/2."""
+        changes, bound = self._changes(algorithm, state, round), self.clip(round.attempt)
+        total, bits = torch.zeros_like(changes.nothing), 0.0
+        for upload in uploads:
+            try:
+                change = changes.of(algorithm.expand(state, upload))
+                inside = clipped(change, bound)
+            except ValueError:  # as from a client that failed: a round that stopped here would tell of it
+                continue
+            total += inside
+            bits += 0.5 if inside is change else -0.5
+        return total if self._adaptive is None else torch.cat([total, total.new_tensor([bits])])
+
+    def opened(self, algorithm: Algorithm[Any], state: Any, total: Tensor, round: Round) -> Any:
+        """The next state, from ``total`` with noise. The same sum of the same attempt gets the same noise and spends
+        once; another sum of the attempt gets other noise and spends again."""
+        digest, attempt, adaptive = _digest(total), round.attempt, self._adaptive
+        clip, noise = self.clip(attempt), self.config.privacy.noise
+        assert noise is not None
+        if adaptive is None:
+            noisy = noised(total, noise * clip, self.key, attempt)
+        else:
+            deviations = torch.full_like(total, adaptive.of_sum * clip)
+            deviations[-1] = adaptive.of_bits
+            seen = noised(total, deviations, self.key, attempt)
+            noisy, self.clips[attempt + 1] = seen[:-1], adaptive.after(clip, float(seen[-1]))
+        if self._account.spend(attempt, digest):
+            self.keep(self.releases, self.sampled, self.clips)
+        mean = self._changes(algorithm, state, round).mean(noisy, float(self.expected), self.expected)
+        return algorithm.finish(state, mean, round)
+
+    def clip(self, attempt: int) -> float:
+        """The clip of ``attempt``: where it is adaptive, it follows from the noisy bits of the attempt before."""
+        fixed = self.config.privacy.clip
+        if self._adaptive is None:
+            assert isinstance(fixed, float)
+            return fixed
+        return self.clips.get(max((known for known in self.clips if known <= attempt), default=-1), START)
+
+    @property
+    def _adaptive(self) -> AdaptiveClip | None:
+        privacy = self.config.privacy
+        return AdaptiveClip(privacy.noise or 0.0, self.expected) if privacy.clip == "adaptive" else None
+
+    def epsilon(self, more: int = 0) -> float:
+        """Epsilon of everything published so far, and of ``more`` rounds."""
+        return self._account.epsilon(more)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether another round would exceed ``privacy.budget``."""
+        return self._account.exhausted
+
+    def _epsilon_of(self, rounds: Mapping[tuple[int, float], int]) -> float:
+        privacy = self.config.privacy
+        assert privacy.noise is not None
+        assert privacy.delta is not None
+        return epsilon_of_sums(privacy.noise, rounds, privacy.delta)
+
+    def _changes(self, algorithm: Algorithm[Any], state: Any, round: Round) -> Changes:
+        nobody = Client("", 1)
+        trial = trial_upload(algorithm, algorithm.broadcast(state, nobody, round), nobody, round)
+        return Changes.around(algorithm.expand(state, trial).params)
+
+
+def _uniform(prefix: bytes, client: str) -> float:
+    """A number in [0, 1), of 53 bits."""
+    digest = hashlib.sha256(prefix + client.encode("utf-8", "surrogatepass")).digest()
+    return (int.from_bytes(digest[:8], "little") >> 11) * 2.0**-53
+
+
+def _digest(total: Tensor) -> str:
+    return hashlib.sha256(total.numpy().astype("<f8", copy=False).tobytes()).hexdigest()
