@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 import rondo
 from rondo.config import load
 from rondo.runs.assemble import assemble
+from rondo.runs.private import rehearsal
 from rondo.tasks.numbers.linear_problem import LinearProblem
 
 RUNS = Path(__file__).parent / "runs"
@@ -61,7 +62,7 @@ def proposition(clients: int, rows: int, draws: int) -> dict[str, Any]:
     for seed in range(draws):
         config = load(RUNS / "ffa-linear.toml", [*sets, f"seed={seed}"])
         assembly = assemble(config, "cpu")
-        federation = assembly.federation(assembly.start(), {})
+        federation = assembly.federation(assembly.start(), {}, rehearsal(assembly.config, assembly.population.clients))
         federation.server.run_round(0)
         model = partial(federation.scorer.newcomer, federation.server.state, federation.server.round(1))
         measures = assembly.task.measures(model, {})

@@ -26,6 +26,7 @@ from rondo.models.networks.network import Base, Network
 from rondo.models.shortcuts.prefix import Prefix
 from rondo.params import Params
 from rondo.runs.assembly import Assembly, Federation, Start
+from rondo.runs.private import rehearsal
 from rondo.tasks.task import Task
 
 
@@ -86,7 +87,8 @@ class Composed:
         if not self.bytes_per_cost:
             self.measure()
         start = Start(self.state, self.bytes_per_cost)
-        return self.assembly.federation(start, self.locals, self.stop, self.elsewhere)
+        protection = rehearsal(self.config, self.population.clients)
+        return self.assembly.federation(start, self.locals, protection, self.stop, self.elsewhere)
 
     @property
     def server(self) -> Server:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rondo.config import load
+from rondo.privacy.guarantee import sentence
 from rondo.report.page.recorded import Recorded
-from rondo.report.summary import guarantee_line
 from rondo.runs.compare.words import trained
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028\u202e'\"&amp;<!--\x07\ud800"
@@ -106,7 +106,7 @@ def _round(
         "measures": {},
         "titles": {"f1": "macro f1"},
         "scores": scores if private else {**scores, "personal" if personal else "clients": spreads},
-        **({**spent, "guarantee": guarantee_line(PRIVACY | spent)} if private else {"diagnostics": diagnostics}),
+        **({**spent, "guarantee": sentence(PRIVACY | spent)} if private else {"diagnostics": diagnostics}),
     }
 
 

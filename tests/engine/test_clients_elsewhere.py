@@ -32,6 +32,7 @@ from rondo.engine.wire.parcel import Parcel
 from rondo.engine.wire.start import StartVersions, start_of
 from rondo.lowrank import GrowingSum
 from rondo.params import num_bytes, pick
+from rondo.privacy.sums.sum import SingleUploads
 from tiny_federation import ALONE, HEADS_OF_KINDS, SIZES, config, make, population
 
 PARTIAL = config(simulation={"cohort": 1}, clients={"per_round": 2})
@@ -82,6 +83,8 @@ def federation(sim: Composed) -> tuple[Server, Post]:
         sim.config,
         clients,
         transport,
+        SingleUploads(sim.config.clients),
+        None,
         sites,
         sim.identity,
         sim.initial,

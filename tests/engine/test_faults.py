@@ -12,10 +12,10 @@ from rondo.algorithm import Client, Round
 from rondo.config import ConfigError, RunConfig, load
 from rondo.engine.client.local_round import LocalRound
 from rondo.engine.faults import KINDS, REHEARSED, Rehearsal, fault_of
-from rondo.engine.server import rounds
 from rondo.engine.transport import Answer, Turnout, Work
 from rondo.engine.wire import serialization
 from rondo.engine.wire.envelope import Identity
+from rondo.privacy.sums import sum as sums
 from rondo.privacy.sums.sampling import sample
 from rondo.tasks.language.stores.token_store import TextExample
 from tiny_federation import ALLOWED, ALONE, NAMES, POISON, SIZES, config, make, population
@@ -62,7 +62,7 @@ def test_faulty_client_leaves_no_trace(kind: str, name: str, policy: str, monkey
     people = population(FOUR)
     rehearsed, absent = make(name, policy, people=people, run=faulty(kind, ["bob"])), make(name, policy, people=people)
     records = [rehearsed.run_round(t) for t in range(2)]
-    monkeypatch.setattr(rounds, "sample", lambda *a: [c for c in sample(*a) if c.id != "bob"])
+    monkeypatch.setattr(sums, "sample", lambda *a: [c for c in sample(*a) if c.id != "bob"])
     expected = [absent.run_round(t) for t in range(2)]
     for record, other in zip(records, expected, strict=True):
         (failure,) = record["failed"]

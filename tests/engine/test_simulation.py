@@ -23,13 +23,13 @@ from rondo.config import ClientsConfig, RunConfig
 from rondo.data.population import Population
 from rondo.engine import scoring
 from rondo.engine.scoring import scores, spread
-from rondo.engine.server import rounds
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.transport import Observer
 from rondo.engine.wire import serialization
 from rondo.engine.wire.versions import version
 from rondo.lowrank import GrowingSum, LowRank, total
 from rondo.params import HEAD_PREFIX, adapted_modules, head, num_bytes, pick
+from rondo.privacy.sums import sum as sums
 from rondo.privacy.sums.sampling import sample
 from rondo.tasks.language.stores.token_store import TextExample
 from tiny_federation import (
@@ -52,7 +52,7 @@ from tiny_federation import (
 
 def fixed_choice(monkeypatch: pytest.MonkeyPatch, choose: Callable[[int], Sequence[str]]) -> None:
     """Let only the clients that ``choose`` names for a round take part."""
-    monkeypatch.setattr(rounds, "sample", lambda _, clients, round: [c for c in clients if c.id in choose(round.index)])
+    monkeypatch.setattr(sums, "sample", lambda _, clients, round: [c for c in clients if c.id in choose(round.index)])
 
 
 # Every algorithm with every head policy

@@ -27,7 +27,7 @@ from parties import OPEN
 from rondo.algorithm import Round
 from rondo.federation.server.line.superlink import SuperLink
 from rondo.federation.server.listening import Listening
-from rondo.federation.server.masked_rounds import MaskedTransport
+from rondo.federation.server.masked_rounds import MaskedRounds
 from rondo.federation.server.run import resume, serve
 from rondo.federation.server.sites import Sites
 from rondo.federation.site import run as site_run
@@ -93,10 +93,10 @@ class Death:
 
     def plant_in_server(self, work: Path) -> None:
         """``work``: the folder with the states of the sites."""
-        exchange, send, replies = MaskedTransport.exchange, SuperLink.send, Sites.replies
+        exchange, send, replies = MaskedRounds.exchange, SuperLink.send, Sites.replies
         first: dict[tuple[int | None, str], str] = {}
 
-        def exchanged(transport: MaskedTransport, round: Round, work: Any) -> Iterator[Any]:
+        def exchanged(transport: MaskedRounds, round: Round, work: Any) -> Iterator[Any]:
             self.at = round.attempt, "round"
             yield from exchange(transport, round, work)
 
@@ -118,7 +118,7 @@ class Death:
                 if self.at[1] == "round":
                     self.at = self.at[0], "ready"
 
-        MaskedTransport.exchange = exchanged  # type: ignore[method-assign]
+        MaskedRounds.exchange = exchanged  # type: ignore[method-assign]
         SuperLink.send, Sites.replies = sent, replied  # type: ignore[method-assign]
         self._plant_in_files()
 

@@ -35,7 +35,7 @@ from rondo.engine.wire import masked
 from rondo.engine.wire.envelope import Identity
 from rondo.federation.identity import keys
 from rondo.federation.identity.peers import Voice
-from rondo.federation.server.masked_rounds import SitesSum, masked_rounds
+from rondo.federation.server.masked_rounds import MaskedRounds
 from rondo.federation.server.saved_sum import SavedSum
 from rondo.federation.site.audit import Audit
 from rondo.federation.site.ledger import Ledger
@@ -104,7 +104,7 @@ class Letters:
         raise AssertionError(line)
 
 
-def federation(folder: Path, voices: list[Voice]) -> tuple[Letters, SitesSum]:
+def federation(folder: Path, voices: list[Voice]) -> tuple[Letters, MaskedRounds]:
     """The sites, and the sum at the server, whose clients have trained as soon as they are asked."""
     sections = {"clients": {"weighting": "uniform"}, "task": {"labels": ["a", "b"]}}
     config, sites = load({"privacy": PRIVACY, **sections}, check_paths=False), dict[str, Sums]()
@@ -122,11 +122,11 @@ def federation(folder: Path, voices: list[Voice]) -> tuple[Letters, SitesSum]:
             lambda line: None,
         )
         sites[voice.name] = Sums(state / "run", voice, 2, 1e6, *facts, allowance)
-    letters, sum = Letters(sites), masked_sum(config, CLIENTS)
+    letters, sum = Letters(sites), masked_sum(config, CLIENTS, lambda attempt, digest: None)
     assert sum is not None
     trained = [Answer(client, kept=None) for client in CLIENTS]
     inner: Any = SimpleNamespace(identity=Identity("run", "model"), exchange=lambda round, work: trained)
-    return letters, masked_rounds(inner, letters, sum, SavedSum("run", folder), letters.tell)[1]  # type: ignore[arg-type]
+    return letters, MaskedRounds(inner, letters, sum, SavedSum("run", folder), letters.tell)  # type: ignore[arg-type]
 
 
 def audited(folder: Path, voices: list[Voice]) -> tuple[list[NDArray[np.float64]], NDArray[np.bool_]]:

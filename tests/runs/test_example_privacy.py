@@ -228,7 +228,7 @@ def test_answers_of_workers_count_their_steps() -> None:
 
 def killed(patch: pytest.MonkeyPatch, attempt: int) -> None:
     """Kill the run in ``attempt``, once its answers are there."""
-    original = Server._aggregated
+    original = Server._added_up
 
     def dies(self: Server, uploads: Any, round: Round, cost: Any) -> Any:
         result = original(self, uploads, round, cost)
@@ -236,7 +236,7 @@ def killed(patch: pytest.MonkeyPatch, attempt: int) -> None:
             raise KeyboardInterrupt
         return result
 
-    patch.setattr(Server, "_aggregated", dies)
+    patch.setattr(Server, "_added_up", dies)
 
 
 def test_round_that_was_killed_counts(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

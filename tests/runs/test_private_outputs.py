@@ -32,7 +32,7 @@ KINDS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"adversary": "reader", "unit": "client", **NOISE, "debug_seed": 3},
         (
             "differential privacy of clients, against who reads the released model: epsilon ",
-            "NOT VALID: privacy.debug_seed is set",
+            "NOT VALID: its noise came from a known seed",
         ),
     ),
     "rows": (

@@ -88,11 +88,11 @@ def client_checks(config: RunConfig, count: int) -> Iterator[Problem]:
         yield Problem("privacy.delta", f"{message}: set it to {0.1 / count:.0e} or so")
 
 
-def unprotected(delta: float, counts: Mapping[str, int], what: str) -> str | None:
+def unprotected(delta: float | None, counts: Mapping[str, int], what: str) -> str | None:
     """The reason why ``delta`` protects none of the rows, or persons, of a client, since telling all of one keeps to
     it; None where it protects them. ``counts``: their numbers by client. ``what`` they are."""
     count, client = max(((count, client) for client, count in counts.items()), default=(0, ""))
-    if delta * count < 1:
+    if delta is None or delta * count < 1:
         return None
     return f"{delta:g} is not below 1 over the {count} {what} of {client}: set it to {0.1 / count:.0e} or so"
 

@@ -21,6 +21,7 @@ from rondo.config.inputs import (
 )
 from rondo.config.section import Fraction, Positive, Section
 from rondo.config.track import TrackConfig
+from rondo.privacy.guarantee import Guarantee
 
 
 def _zero_if_none(value: Any) -> Any:
@@ -353,33 +354,9 @@ class RunConfig(Section):
         return "all" if self.train.what is None and scratch else self.train.what
 
     @property
-    def hides_uploads(self) -> bool:
-        """Whether nothing that single uploads show may be looked at or recorded."""
-        return self.privacy.unit == "client" or self.privacy.secure_aggregation
-
-    @property
-    def largest_change(self) -> float:
-        """The largest norm of the change in a masked upload."""
-        privacy = self.privacy
-        largest = privacy.upload_clip if privacy.unit == "example" else privacy.clip
-        assert isinstance(largest, float)
-        return largest
-
-    @property
-    def secret_turnout(self) -> bool:
-        """Whether nobody but the server may learn how many clients take part in a round: with one client more or less
-        that number changes, and nobody adds noise to it."""
-        return self.privacy.unit == "client" and not self.privacy.secure_aggregation
-
-    @property
-    def shares_noise(self) -> bool:
-        """Whether each site adds a share of the noise to its masked upload."""
-        return self.privacy.unit == "client" and self.privacy.secure_aggregation
-
-    @property
-    def draws_noise(self) -> bool:
-        """Whether there is noise that no seed gives: then no run has the bits of another one."""
-        return self.privacy.unit is not None and bool(self.privacy.noise) and self.privacy.debug_seed is None
+    def guarantee(self) -> Guarantee:
+        """The promise of ``[privacy]``, which every other room asks."""
+        return Guarantee.of(self.privacy.model_dump())
 
     @property
     def has_factors(self) -> bool:

@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rondo.report.summary import guarantee_line, weakest_guarantee
+from rondo.privacy.guarantee import sentence
+from rondo.report.summary import weakest_guarantee
 
 
 def score_of(scores: Mapping[str, Any], kinds: Mapping[str, str], primary: str) -> dict[str, Any] | None:
@@ -72,7 +73,7 @@ def run_rows(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             row |= {f"more_tests.{name}": scored["score"], f"more_tests.{name}_model": scored["model"]}
         best = run["best"] or {"score": None, "round": None}
         row |= {"metric": run["title"], "curve_of": run["curve_of"], "best": best["score"], "best_round": best["round"]}
-        guarantee = {} if run["privacy"] is None else {"guarantee": guarantee_line(run["privacy"])}
+        guarantee = {} if run["privacy"] is None else {"guarantee": sentence(run["privacy"])}
         rows.append(row | dict(run["measures"]) | {key: run[key] for key in _NUMBERS} | guarantee)
     columns = dict.fromkeys(column for row in rows for column in row)
     return [{column: row.get(column) for column in columns} for row in rows]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from rondo.privacy.guarantee import sentence
 
 
 def totals(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -27,42 +29,14 @@ def totals(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 WITHHELD = "not told: how many clients took part is a secret"
-"""The words in place of costs where :func:`secret_turnout`."""
-
-
-def secret_turnout(privacy: Mapping[str, Any] | None) -> bool:
-    """As :attr:`rondo.config.schema.RunConfig.secret_turnout`, of a section ``[privacy]`` or what is told of it: then
-    bytes, seconds and failures, which follow from it, are shown to nobody but the server's owner."""
-    return privacy is not None and privacy["unit"] == "client" and privacy["adversary"] == "reader"
-
-
-def guarantees(privacy: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Pairs of a protection, with its adversary, and how far it goes. ``privacy``: as in ``summary.json``."""
-    if privacy["unit"] is not None:
-        of = {"client": "clients", "example": "rows"}[privacy["unit"]]
-        against = {"reader": "who reads the released model", "server": "the server too"}[privacy["adversary"]]
-        if privacy.get("colluding"):
-            against += f" with {privacy['colluding']} of the sites"
-        epsilon = privacy["epsilon"]
-        bound = "none" if epsilon is None else f"epsilon {epsilon:.3g} at delta {privacy['delta']:g}"
-        valid = "" if privacy["epsilon_valid"] else ", NOT VALID: privacy.debug_seed is set"
-        yield f"differential privacy of {of}, against {against}", f"{bound}{valid}"
-    if privacy["secure_aggregation"]:
-        yield "masked sums, against the server", "it sees sums alone"
-    if privacy["simulation"] and (privacy["secure_aggregation"] or privacy["adversary"] == "server"):
-        yield "against the machine of this simulation", "nothing"
-
-
-def guarantee_line(privacy: Mapping[str, Any]) -> str:
-    """:func:`guarantees` in a sentence."""
-    return "; ".join(": ".join(guarantee) for guarantee in guarantees(privacy))
+"""The words in place of costs where the turnout is a secret (:class:`rondo.privacy.guarantee.Guarantee`)."""
 
 
 def weakest_guarantee(of_runs: Iterable[Mapping[str, Any] | None]) -> str | None:
-    """The :func:`guarantee_line` of the run with the largest epsilon; None where no run has ``[privacy]``."""
+    """The sentence on the promise of the run with the largest epsilon; None where no run has ``[privacy]``."""
     private = [privacy for privacy in of_runs if privacy is not None]
     weakest = max(private, key=lambda p: math.inf if (e := p.get("epsilon")) is None else e, default=None)
-    return None if weakest is None else guarantee_line(weakest)
+    return None if weakest is None else sentence(weakest)
 
 
 def costs(history: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:

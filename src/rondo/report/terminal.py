@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from rondo.errors import visible
-from rondo.report.summary import WITHHELD, guarantees, secret_turnout
+from rondo.privacy.guarantee import Guarantee, sentences
+from rondo.report.summary import WITHHELD
 
 
 def plain_console(**options: Any) -> Console:
@@ -155,7 +156,7 @@ def comparison_notes(content: Mapping[str, Any]) -> Iterator[str]:
     for guarantee in dict.fromkeys(guarantees.values()):
         of = [name for name, own in guarantees.items() if own == guarantee]
         yield guarantee if len(of) == len(content["algorithms"]) else f"{', '.join(of)}: {guarantee}"
-    if any(secret_turnout(run["privacy"]) for run in content["runs"]):
+    if any(Guarantee.of(run["privacy"]).secret_turnout for run in content["runs"]):
         yield f"bytes and seconds are {WITHHELD}"
 
 
@@ -292,7 +293,7 @@ def score_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     if best is not None and best["rounds"] != summary["rounds"]:
         yield f"best, after round {best['rounds']}: {title}", "", score_cell(best[primary])
     if (privacy := summary.get("privacy")) is not None:
-        yield from ((protected, "", bound) for protected, bound in guarantees(privacy))
+        yield from ((protected, "", bound) for protected, bound in sentences(privacy))
     if "local_only" in summary:
         local = summary["local_only"]
         if local.get("test") is not None:
@@ -311,7 +312,7 @@ def _at_clients(label: str, title: str, spread: Mapping[str, Any]) -> Iterator[t
 
 
 def _cost_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    if secret_turnout(summary.get("privacy")):
+    if Guarantee.of(summary.get("privacy")).secret_turnout:
         yield f"bytes, seconds and failures are {WITHHELD}", "", "-"
         return
     traffic, seconds = summary["bytes"], summary["seconds"]

@@ -154,7 +154,7 @@ def _dealt(
         source = load_source(config, given.train, given.test, given.clients)
     phase("dealing")
     config = resolved(config, source)
-    own_names_needed = config.privacy.unit is not None and data_source(config) not in BUILTINS
+    own_names_needed = config.guarantee.noise_from is not None and data_source(config) not in BUILTINS
     if own_names_needed and config.task.labels is None and task_class(config.task.kind).classes:
         message = "the classes would be those of the clients' rows, so a name tells of a row: name them all"
         raise ConfigError.at("task.labels", message)
@@ -202,10 +202,10 @@ def _must_train(config: RunConfig, algorithm: Algorithm[Any], model: Model) -> N
     if config.train.micro_batch is not None and normalises_by_batch(model.network):
         message = "the network normalises by the batch, and a part of a batch is another batch: remove it"
         raise ConfigError.at("train.micro_batch", message)
-    if config.privacy.unit == "example" and importlib.util.find_spec("dp_accounting") is None:
+    if config.guarantee.of_rows and importlib.util.find_spec("dp_accounting") is None:
         message = "epsilon is computed by dp-accounting, which is not installed: pip install dp-accounting==0.6.0"
         raise ConfigError.at("privacy.unit", message)
-    if config.privacy.unit == "example" and normalises_by_batch(model.network):
+    if config.guarantee.of_rows and normalises_by_batch(model.network):
         message = (
             "the network normalises by the batch, so no gradient is of one row: take one with another normalisation"
         )
@@ -217,7 +217,7 @@ def _must_train(config: RunConfig, algorithm: Algorithm[Any], model: Model) -> N
 def _must_score(run: Assembly) -> None:
     """Raises :class:`ConfigError` where ``patience`` waits for a score that no round has."""
     evaluation = run.config.evaluation
-    if evaluation.patience and run.config.privacy.adversary is not None and not run.population.test:
+    if evaluation.patience and run.config.guarantee.promises and not run.population.test:
         message = "no round is scored without test rows, since [privacy] shows no scores of clients: set"
         raise ConfigError.at("evaluation.patience", f"{message} data.test_source, or remove it")
     wanted = "clients_every" if run.best_at_clients else "every"

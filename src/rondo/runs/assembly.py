@@ -6,9 +6,9 @@ import hashlib
 import json
 import math
 import threading
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 
@@ -34,8 +34,12 @@ from rondo.engine.wire.start import StartVersions
 from rondo.models.forms.model import Model
 from rondo.models.shortcuts.prefix import Prefix
 from rondo.params import Params
-from rondo.privacy.sums.masked_sum import masked_sum
+from rondo.privacy.accounts.rows import RowAccount
+from rondo.privacy.sums.sum import Sum
+from rondo.runs.private import Protection
 from rondo.tasks.task import Task
+
+S = TypeVar("S", bound=Scorer)
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,7 @@ class Assembly:
         """Whether the best round is the one with the best mean score of the clients on their own rows: without a test
         set, and with personal models that are scored at their clients, since on the test set only the model of a client
         that has not taken part is scored."""
-        if self.config.hides_uploads:
+        if self.config.guarantee.hides_uploads:
             return False
         population = self.population
         scored = self.config.evaluation.clients_every > 0
@@ -148,29 +152,30 @@ class Assembly:
         ranks = (client.rank for client in self.population.clients) if ranked else (None,)
         return Ledger(starts=StartVersions.by_rank(self.algorithm, first, ranks, self.round(0)))
 
-    def server(self, transport: Transport, identity: Identity, state: Any, kept: MutableMapping[str, Params]) -> Server:
+    def server(
+        self,
+        transport: Transport,
+        sum: Sum,
+        rows: RowAccount | None,
+        identity: Identity,
+        state: Any,
+        kept: MutableMapping[str, Params],
+    ) -> Server:
         """The server, before the first round. ``state``: its first state."""
         clients, sites, ledger = self.population.clients, self.model.network.sites, self.ledger(state)
-        return Server(
-            self.algorithm,
-            self.config,
-            clients,
-            transport,
-            sites,
-            identity,
-            self.initial,
-            state,
-            kept,
-            ledger=ledger,
-            sum=masked_sum(self.config, clients),
-        )
+        facts = (sites, identity, self.initial, state, kept, ledger)
+        return Server(self.algorithm, self.config, clients, transport, sum, rows, *facts)
 
     def scorer(self, kept: MutableMapping[str, Params]) -> Scorer:
         """The scorer of the run's models. ``kept``: tensors that clients keep."""
+        return self.scored_by(Scorer, kept)
+
+    def scored_by(self, make: Callable[..., S], kept: MutableMapping[str, Params]) -> S:
+        """A scorer that ``make`` makes of what :class:`~rondo.engine.scoring.Scorer` takes."""
         config, network = self.config, self.model.network
         fitting = Fitting(self.algorithm, network, self.task, config.train, config.clients)
         algorithm, task, population = self.algorithm, self.task, self.population
-        return Scorer(algorithm, network, task, population, kept, config.evaluation, fitting, self.prefix)
+        return make(algorithm, network, task, population, kept, config.evaluation, fitting, self.prefix)
 
     def keep_tests(self) -> None:
         """Set memory aside for what the layers below the adapted ones make of the test sets. Call it before anything is
@@ -195,6 +200,7 @@ class Assembly:
         self,
         start: Start,
         kept: MutableMapping[str, Params],
+        protection: Protection,
         stop: threading.Event | None = None,
         workers: Workers | None = None,
     ) -> Federation:
@@ -216,5 +222,5 @@ class Assembly:
         transport: Transport = Simulation(crew, cohorts)
         if are_rehearsed(config):
             transport = Rehearsal(transport, config, identity)
-        server = self.server(transport, identity, start.state, kept)
+        server = self.server(transport, protection.sum, protection.rows, identity, start.state, kept)
         return Federation(server, scorer)

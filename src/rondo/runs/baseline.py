@@ -12,6 +12,7 @@ from rondo.algorithms.wrappers.server_optimizer import ServerStep
 from rondo.config.schema import AdmissionConfig, FaultsConfig
 from rondo.engine.scoring import spread
 from rondo.runs.assembly import Assembly
+from rondo.runs.private import rehearsal
 
 
 def local_only(assembly: Assembly, stop: threading.Event | None) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def local_only(assembly: Assembly, stop: threading.Event | None) -> dict[str, An
     for name, member in assembly.population.members.items():
         population = replace(assembly.population, members={name: member})
         single = replace(assembly, config=config, algorithm=algorithm, population=population)
-        federation = single.federation(single.start(), {}, stop)
+        federation = single.federation(single.start(), {}, rehearsal(config, population.clients), stop)
         server, scorer = federation.server, federation.scorer
         for index in range(config.rounds):
             server.run_round(index)

@@ -148,7 +148,7 @@ def _data(facts: Facts) -> Iterator[tuple[str, str]]:
         # The folders above a file may tell more than its name, so they are left out.
         source = data_source(facts.config) or ""
         yield "source", _code(Path(source).name if Path(source).is_absolute() else source)
-    hidden = facts.config.privacy.unit == "client"  # numbers of rows are a client's own
+    hidden = facts.config.guarantee.hides_row_counts
     yield (
         "rows",
         f"not told; {facts.test_rows} in the test set"

@@ -18,6 +18,7 @@ from rondo.report.summary import totals
 from rondo.report.terminal import human_bytes
 from rondo.runs.assemble import assemble
 from rondo.runs.assembly import Assembly
+from rondo.runs.private import rehearsal
 
 _ROUNDS = 2
 """Rounds that are tried: methods that take turns send other tensors in the second."""
@@ -101,7 +102,8 @@ def _shortened(assembly: Assembly, steps: int) -> Assembly:
 
 def _tried(assembly: Assembly, start: Any) -> list[Mapping[str, Any]]:
     """The records of the first rounds."""
-    server = assembly.federation(start, {}).server
+    protection = rehearsal(assembly.config, assembly.population.clients)
+    server = assembly.federation(start, {}, protection).server
     return [server.run_round(attempt) for attempt in range(min(_ROUNDS, assembly.config.rounds))]
 
 

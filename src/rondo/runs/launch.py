@@ -228,6 +228,7 @@ def manifest(assembly: Assembly, devices: int | None = None) -> dict[str, Any]:
         "labels": list(assembly.labels),
         **assembly.identity(),
         **started_from(config),
+        **({"guarantee": config.guarantee.answers} if config.guarantee.promises else {}),
     }
 
 

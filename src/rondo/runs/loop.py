@@ -8,9 +8,8 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,13 @@ from rondo.engine.crew import Workers
 from rondo.engine.transport import Observer
 from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested, visible
 from rondo.models.kernels.out_of_memory import is_out_of_memory
-from rondo.privacy.sums.masked_sum import MaskedSum
+from rondo.privacy.guarantee import sentence
 from rondo.report import pictures
-from rondo.report.summary import best_so_far, guarantee_line, totals
+from rondo.report.summary import best_so_far, totals
 from rondo.runs.assembly import Assembly, Federation, Start
 from rondo.runs.baseline import local_only
 from rondo.runs.card import Facts, card, save
-from rondo.runs.private import account_of_shares, private_sum, row_account, spend
+from rondo.runs.private import protection
 from rondo.runs.samples import answered, sample_scores, samples
 from rondo.runs.storage import checkpoint, durable
 from rondo.runs.storage.checkpoint import Checkpoint
@@ -121,18 +120,11 @@ class Runner:
         """Put the federation together, at its start or at the newest checkpoint."""
         start, self.start = self.start, None
         assert start is not None
-        self.private = private_sum(self.config, len(self.assembly.population.members), self.directory)
-        shares = account_of_shares(self.config, self.directory)
-        self.account = shares if shares is not None else self.private
+        protected = protection(self.config, self.assembly.population.clients, self.directory)
+        self.account = protected.account
         point = self._newest_checkpoint(start.state) if self.resumed else None
         self.kept = point.locals if point is not None else Kept(self.directory.checkpoint)
-        self.federation = self.assembly.federation(start, self.kept, self.onlooker.stop, self.workers)
-        self.federation.server.rows = row_account(self.config, self.directory)
-        if self.private is not None:
-            self.federation.server.sum = self.private
-        elif shares is not None and isinstance(self.federation.server.sum, MaskedSum):
-            kept = partial(spend, shares, self.directory)
-            self.federation.server.sum = replace(self.federation.server.sum, spend=kept)
+        self.federation = self.assembly.federation(start, self.kept, protected, self.onlooker.stop, self.workers)
         if point is not None:
             with written(self.directory.path):
                 self._take_up(point, self.federation)
@@ -206,10 +198,7 @@ class Runner:
         record = server.run_round(attempt, self.observer)
         done = attempt + 1
         if self.account is not None:
-            valid = self.config.privacy.debug_seed is None
-            record |= {"epsilon": self.account.epsilon(), "epsilon_valid": valid}
-            if self.private is not None and self.config.privacy.clip == "adaptive":
-                record["clip"] = self.private.clip(attempt)
+            record |= self.account.record(attempt)
         self._note_guarantee(record)
         measures = self.scores["measures"]
         record["measures"] = self._measures(done, measures["after"])
@@ -228,15 +217,11 @@ class Runner:
 
     def _note_guarantee(self, record: dict[str, Any]) -> None:
         """Note what ``[privacy]`` protects after the round of ``record``, if anything, and say so in the record."""
-        privacy, keys = self.config.privacy, ["unit", "adversary", "secure_aggregation"]
-        if privacy.adversary is None:
-            return
-        if privacy.unit is not None:
-            keys += ["delta", "clip", "noise", "budget", *(["colluding"] if self.config.shares_noise else [])]
-        spent: dict[str, Any] = {key: record[key] for key in ("epsilon", "epsilon_valid") if key in record}
-        told = {key: getattr(privacy, key) for key in keys}
-        self.guarantee = {**spent, **told, "simulation": self.assembly.simulated}
-        record["guarantee"] = guarantee_line(self.guarantee)
+        promise = self.config.guarantee
+        if promise.promises:
+            spent: dict[str, Any] = {key: record[key] for key in ("epsilon", "epsilon_valid") if key in record}
+            self.guarantee = promise.record(spent, simulated=self.assembly.simulated)
+            record["guarantee"] = sentence(self.guarantee)
 
     def _score(self, record: dict[str, Any], done: int) -> None:
         """Add the scores that are due after ``done`` rounds to the last one's record, and note the best."""
@@ -251,7 +236,7 @@ class Runner:
             scores |= self._on_test(done)
         if not self.assembly.best_at_clients:
             self._note_best(record, done)
-        shown = not self.config.hides_uploads and self.config.privacy.unit is None
+        shown = not self.config.guarantee.hides_scores
         if shown and (last or self._early(done) or _due(done, config.clients_every)):
             self.observer.phase("evaluating")
             scores |= self.federation.scorer.at_clients(server.state, server.round(done))
@@ -309,7 +294,7 @@ class Runner:
         server, model, facts = self.federation.server, self.assembly.model, self.facts
         seen, base = self.federation.scorer.newcomer(server.state, server.round(rounds))
         before = self.scores["before"]
-        guarantee = None if self.guarantee is None else guarantee_line(self.guarantee)
+        guarantee = None if self.guarantee is None else sentence(self.guarantee)
         text = card(facts, model.form, rounds=rounds, before=before, after=scores, notes=notes, guarantee=guarantee)
         with written(self.directory.path):
             durable.write_folder(folder, lambda folder: save(folder, model, seen, base, facts, text))

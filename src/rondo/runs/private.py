@@ -12,19 +12,23 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from operator import index
 from pathlib import Path
 from typing import Any
 
+from rondo.algorithm import Client
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError
 from rondo.privacy.accounts.rows import RowAccount, Steps
 from rondo.privacy.accounts.sums import Account, Releases, Sampled
 from rondo.privacy.masking.noise_share import epsilon_of_shares
 from rondo.privacy.mechanism.noise import KEY_BYTES
+from rondo.privacy.sums.masked_sum import MaskedSum, masked_sum
 from rondo.privacy.sums.private_sum import Clips, PrivateSum
+from rondo.privacy.sums.sum import SingleUploads, Sum
 from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.storage.durable import write_private, written
 
@@ -33,10 +37,48 @@ _LEAST = 1e-8
 """Smallest probability of an account: no run has more clients, and no client more rows, than a hundred million."""
 
 
+@dataclass(frozen=True)
+class Protection:
+    """The protection of a run: what its server is handed when it is made, and the account that a run's end reads.
+
+    ``sum``: who takes part, and what the server learns of their uploads.
+    ``rows``: the account of private steps; None where no rows are protected.
+    ``masked``: ``sum`` where sites mask their uploads, else None.
+    ``account``: of the sums with noise; None where no sum has any.
+    """
+
+    sum: Sum
+    rows: RowAccount | None
+    masked: MaskedSum | None
+    account: Account | PrivateSum | None
+
+
+def protection(config: RunConfig, clients: Sequence[Client], directory: RunDirectory) -> Protection:
+    """The protection of a run with ``clients``. Raises :class:`ConfigError` where the budget does not allow a round, or
+    a file of the directory is missing or damaged."""
+    rows = row_account(config, directory)
+    if (private := private_sum(config, len(clients), directory)) is not None:
+        return Protection(private, rows, None, private)
+    shares = account_of_shares(config, directory)
+    masked = masked_sum(config, clients, _uncounted if shares is None else partial(spend, shares, directory))
+    return Protection(SingleUploads(config.clients) if masked is None else masked, rows, masked, shares)
+
+
+def rehearsal(config: RunConfig, clients: Sequence[Client]) -> Protection:
+    """The protection of rounds of which nothing is kept or shown, as an estimate of a run's cost: masked uploads are
+    added up as integers, and the server adds no noise and keeps no account."""
+    masked = masked_sum(config, clients, _uncounted)
+    return Protection(SingleUploads(config.clients) if masked is None else masked, None, masked, None)
+
+
+def _uncounted(attempt: int, digest: str) -> None:
+    """A sum without noise spends nothing."""
+
+
 def private_sum(config: RunConfig, population: int, directory: RunDirectory) -> PrivateSum | None:
     """The sum of a run whose server adds noise to it, with what was published before; None for other runs. Raises
     :class:`ConfigError` where the budget does not allow a round, or a file of the directory is missing or damaged."""
-    if config.privacy.unit != "client" or config.shares_noise:
+    if config.guarantee.noise_from != "server":
         return None
     begun = _begun(directory)
     releases, sampled, clips = _read(directory) if begun else ({}, {}, {})
@@ -52,7 +94,7 @@ def account_of_shares(config: RunConfig, directory: RunDirectory) -> Account | N
     """The account of a run whose sites add the noise, with the sums that were opened before; None for other runs.
     Raises :class:`ConfigError` as :func:`private_sum` does, and where rounds were recorded without an account."""
     privacy = config.privacy
-    if not config.shares_noise:
+    if config.guarantee.noise_from != "sites":
         return None
     noise, delta = privacy.noise, privacy.delta
     assert noise is not None
@@ -62,7 +104,7 @@ def account_of_shares(config: RunConfig, directory: RunDirectory) -> Account | N
         return epsilon_of_shares(noise, {sums: count for (sums, _), count in rounds.items()}, delta)
 
     releases, sampled, _ = _read(directory) if _begun(directory) else ({}, {}, {})
-    account = Account(epsilon_of, privacy.budget, releases, sampled)
+    account = Account(epsilon_of, privacy.budget, privacy.debug_seed is None, releases, sampled)
     _must_allow(config, account, releases)
     _keep(directory, releases, sampled, {})
     return account
@@ -71,7 +113,7 @@ def account_of_shares(config: RunConfig, directory: RunDirectory) -> Account | N
 def row_account(config: RunConfig, directory: RunDirectory) -> RowAccount | None:
     """The account of a run with example-level privacy, with the steps before; None for other runs. Raises
     :class:`ConfigError` where it is damaged, or where rounds were recorded without one."""
-    if config.privacy.unit != "example":
+    if not config.guarantee.of_rows:
         return None
     begun = _begun(directory)
     steps = _read_steps(directory) if begun else {}

@@ -201,10 +201,9 @@ def _new(config: RunConfig, device: str, given: Given, workers: RayWorkers | Non
 
 def _must_protect(config: RunConfig, population: Population) -> None:
     """Raises :class:`ConfigError` where ``delta`` protects no row of a client."""
-    privacy = config.privacy
-    if privacy.unit == "example" and privacy.delta is not None:
+    if config.guarantee.of_rows:
         counts = {name: len(Units.of(member.train)) for name, member in population.members.items()}
-        reason = unprotected(privacy.delta, counts, "rows" if privacy.group is None else "persons")
+        reason = unprotected(config.privacy.delta, counts, config.guarantee.units)
         if reason is not None:
             raise ConfigError.at("privacy.delta", reason)
 
@@ -226,7 +225,7 @@ def _watching(observer: Observer | None, config: RunConfig) -> Iterator[Observer
     """``observer``, or without one progress bars in a notebook, and lines to the logger elsewhere."""
     if observer is None and in_notebook():
         title = f"{config.algorithm.name}, seed {config.seed}"
-        with notebook_progress(title, config.rounds, secret_turnout=config.secret_turnout) as shown:
+        with notebook_progress(title, config.rounds, secret_turnout=config.guarantee.secret_turnout) as shown:
             yield shown
     elif observer is None:
         with logged(config.rounds) as shown:

@@ -126,16 +126,11 @@ def _asked(config: RunConfig, algorithm: Algorithm[Any]) -> Iterator[tuple[Optio
         yield "robust choice", "robust.rule", otherwise
     if config.server.optimizer != "none":
         yield "server optimizer", "server.optimizer", otherwise
-    privacy = config.privacy
     elsewhere = "take another method (rondo list --compat), or remove it"
     if getattr(algorithm, "sketch", None) == 0:
         elsewhere = f"set algorithm.sketch, for instance to 32 (docs/privacy.md), {elsewhere}"
-    if config.shares_noise:
-        yield "client DP, masked", "privacy.unit", elsewhere
-    elif privacy.unit is not None:
-        yield "client DP" if privacy.unit == "client" else "example DP", "privacy.unit", elsewhere
-    if privacy.secure_aggregation and not config.shares_noise:
-        yield "secure aggregation", "privacy.secure_aggregation", elsewhere
+    for option, key in config.guarantee.asks_of_methods:
+        yield option, key, elsewhere
     if config.compression.kind != "none":
         yield config.compression.kind, "compression.kind", otherwise
     if config.model.head == "local":

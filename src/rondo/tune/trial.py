@@ -64,7 +64,7 @@ class Trial:
     held_out: bool = False
 
     def __post_init__(self) -> None:
-        if self.held_out and self.config.privacy.adversary is not None:
+        if self.held_out and self.config.guarantee.promises:
             message = (
                 "under [privacy] no scores of clients' rows are taken, so that no trial has one on rows held out; "
                 "search without [privacy], or by the test rows: rondo compare --vary, or held_out = 0 of an entry"
@@ -147,9 +147,9 @@ class Score:
         clients = len(directory.read("partition.json")["clients"]) if summary is None else summary["clients"]
         sent = list[float]()
         private = None if summary is None else summary.get("privacy")
-        # Records that are published with a page may be older than these two keys, and are of simulations without masks.
-        told = None if private is None else {"secure_aggregation": False, "simulation": True, **private}
-        curve = Curve([], None if trial.config.secret_turnout else sent, [], clients, told)
+        # Records that are published with a page may be older than this key, and are of simulations.
+        told = None if private is None else {"simulation": True, **private}
+        curve = Curve([], None if trial.config.guarantee.secret_turnout else sent, [], clients, told)
         start = {"round": -1, "bytes_up": 0, "bytes_down": 0, "scores": {}, "measures": before}
         for record in [start, *directory.rounds()]:
             done = record["round"] + 1

@@ -42,7 +42,7 @@ def config(**privacy: Any) -> Any:
 
 
 def make(clients: int = 10, **privacy: Any) -> MaskedSum:
-    found = masked_sum(config(**privacy), CLIENTS[:clients])
+    found = masked_sum(config(**privacy), CLIENTS[:clients], lambda attempt, digest: None)
     assert found is not None
     return found
 

@@ -99,7 +99,7 @@ class LocalRound:
             states,
             self.stop,
             self.flops,
-            self.config.privacy if self.config.privacy.unit == "example" else None,
+            self.config.privacy if self.config.guarantee.of_rows else None,
             self.spend,
         )
         received = replace(shared[0], params=_stacked([s.params for s in shared], device), base=trainer.base)

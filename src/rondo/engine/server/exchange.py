@@ -95,7 +95,7 @@ class Exchange:
                 setting.observer.client_failed(client_id)
                 self.failed[client_id] = failure or ClientFailed(client_id, "no_upload", "it sent none and no reason")
                 continue
-            setting.observer.client_done(client_id, None if setting.config.hides_uploads else answer.loss)
+            setting.observer.client_done(client_id, None if setting.config.guarantee.hides_uploads else answer.loss)
             self.up += self._bytes(upload)
             self.kept[client_id] = answer.kept
             self._flops.append(answer.flops)
@@ -150,9 +150,8 @@ class Exchange:
         return self.setting.algorithm.broadcast(self.setting.state, client, self.setting.round)
 
     def _bytes(self, upload: Upload) -> int:
-        privacy = self.setting.config.privacy
-        if privacy.secure_aggregation:  # every number travels as one of the ring
-            return sum(t.numel() for t in upload.params.values()) * privacy.ring // 8
+        if self.setting.config.guarantee.masks_uploads:  # every number travels as one of the ring
+            return sum(t.numel() for t in upload.params.values()) * self.setting.config.privacy.ring // 8
         return self.setting.ledger.receive(upload)
 
     def _count(self, client: Client, shared: Shared) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Upload, Weight
 from rondo.config.schema import RunConfig
@@ -21,25 +20,8 @@ from rondo.models.kernels.out_of_memory import is_out_of_memory
 from rondo.models.networks.adapted_layer import Site
 from rondo.params import Params
 from rondo.privacy.accounts.rows import RowAccount
-from rondo.privacy.sums.sampling import sample
+from rondo.privacy.sums.sum import Sum
 from rondo.process import peak_memory
-
-
-class Sum(Protocol):
-    """The sum of a round's uploads under ``[privacy]``, in place of the algorithm's own aggregation."""
-
-    @property
-    def least(self) -> int:
-        """Uploads below which a round is skipped."""
-
-    def sample(self, clients: Sequence[Client], round: Round) -> list[Client]:
-        """The clients of a round, sorted by id."""
-
-    def total(self, algorithm: Algorithm[Any], state: Any, uploads: Iterable[Upload], round: Round) -> Any:
-        """The sum of what ``uploads`` add. It is not published."""
-
-    def opened(self, algorithm: Algorithm[Any], state: Any, total: Any, round: Round) -> Any:
-        """The next state, from the sum as it is published."""
 
 
 @dataclass
@@ -50,6 +32,10 @@ class Server:
     config: RunConfig
     clients: Sequence[Client]
     transport: Transport
+    sum: Sum
+    """Who takes part, and what the server learns of their uploads."""
+    rows: RowAccount | None
+    """The account of private steps; None where no rows are protected."""
     sites: Mapping[str, Site]
     """The adapted layers by module path."""
     identity: Identity
@@ -62,10 +48,6 @@ class Server:
     ledger: Ledger = field(default_factory=Ledger)
     aggregated: int = 0
     """Number of rounds aggregated so far."""
-    sum: Sum | None = None
-    """None: the algorithm aggregates single uploads."""
-    rows: RowAccount | None = None
-    """Private steps, with example-level privacy."""
 
     def round(self, attempt: int) -> Round:
         """The round that attempt ``attempt`` of this run is at."""
@@ -80,11 +62,8 @@ class Server:
         of a cohort decide how its sums are rounded, so a cohort that lost a client unexpectedly is trained again
         without it.
         """
-        started, round, needed = time.perf_counter(), self.round(attempt), self.config.clients.min_clients
-        if self.sum is None:
-            chosen = sample(self.config.clients, self._able(round), round)
-        else:
-            chosen, needed = self.sum.sample(self._able(round), round), self.sum.least
+        started, round, needed = time.perf_counter(), self.round(attempt), self.sum.least
+        chosen = self.sum.sample(self._able(round), round)
         turnout = self.transport.expected(chosen, round, ())
         diagnosed = self._diagnosed(round)
         setting = RoundContext(
@@ -107,7 +86,7 @@ class Server:
             held: list[Upload] = []
             uploads = noted(exchange, held, self._unpacked) if diagnosed else iter(exchange)
             cost = AggregationCost(serialization.tensors(self.state))
-            new, fault = self._aggregated(uploads, round, cost)
+            total, fault = self._added_up(uploads, round, cost)
             down, first_contact = down + exchange.down, first_contact + exchange.first_contact
             if not exchange.failed:
                 break
@@ -119,8 +98,8 @@ class Server:
             if again.asked == left and not self.transport.must_repeat(turnout.asked, exchange.failed.keys()):
                 break
             turnout = again
-        if self.sum is not None and fault is None:
-            new, fault = self._opened(self.sum, new, round) if len(exchange.kept) >= needed else (self.state, None)
+        if fault is None:
+            new, fault = self._opened(total, round) if len(exchange.kept) >= needed else (self.state, None)
         lost = {**turnout.lost, **exchange.refused, **failed}
         skipped = None
         if len(exchange.kept) < needed:
@@ -140,12 +119,12 @@ class Server:
             ],
             "rejected": exchange.rejected,
             "skipped": skipped,
-            "loss": None if self.config.hides_uploads else exchange.loss(),
+            "loss": None if self.config.guarantee.hides_uploads else exchange.loss(),
             "lr": self.config.train.rate(round.index, round.total),
             "bytes_up": exchange.up,
             "bytes_down": down,
             "bytes_first_contact": first_contact,
-            "client_flops": None if self.config.hides_uploads else exchange.flops(),
+            "client_flops": None if self.config.guarantee.hides_uploads else exchange.flops(),
             "server_seconds": cost.seconds,
             "server_memory_bytes": cost.peak_bytes,
             **({} if self.rows is None else self.rows.record([c.id for c in chosen])),
@@ -163,43 +142,26 @@ class Server:
             record["diagnostics"] = diagnose(self.algorithm, self.sites, before, self.state, held, round, self.initial)
         return record
 
-    def _aggregated(self, uploads: Iterator[Upload], round: Round, cost: AggregationCost) -> tuple[Any, str | None]:
-        """The state after ``uploads``, or the error of an algorithm that cannot aggregate them: finite and well-formed
-        numbers can make a system singular. All uploads are asked for in any case. ``cost`` counts the algorithm's
-        work."""
+    def _added_up(self, uploads: Iterator[Upload], round: Round, cost: AggregationCost) -> tuple[Any, str | None]:
+        """The sum of ``uploads``, or the error that costs the round. All uploads are asked for in any case. ``cost``
+        counts the work on them."""
         raised: list[Exception] = []
         arriving = _passed_on(uploads, raised)
-        if self.sum is not None:
-            try:
-                with cost:
-                    return self.sum.total(self.algorithm, self.state, cost.given(arriving), round), None
-            except ValueError as error:
-                if raised:
-                    raise
-                for _ in arriving:
-                    pass
-                return self.state, f"{type(error).__name__}: {error}".split("\n")[0]
-        # An algorithm needs at least one upload. Whether enough came is known only after the last.
-        first = next(arriving, None)
-        if first is None:
-            return self.state, None
         try:
             with cost:
-                given = cost.given(itertools.chain((first,), arriving))
-                del first
-                return self.algorithm.aggregate(self.state, given, round), None
-        except Exception as error:
+                return self.sum.total(self.algorithm, self.state, cost.given(arriving), round), None
+        except self.sum.faults as error:
             if raised or is_out_of_memory(error):
                 raise
             fault = f"{type(error).__name__}: {error}".split("\n")[0]
         for _ in arriving:
             pass
-        return self.state, fault
+        return None, fault
 
-    def _opened(self, sum: Sum, total: Any, round: Round) -> tuple[Any, str | None]:
+    def _opened(self, total: Any, round: Round) -> tuple[Any, str | None]:
         """The state after ``total``, or the error of an algorithm that cannot finish it."""
         try:
-            return sum.opened(self.algorithm, self.state, total, round), None
+            return self.sum.opened(self.algorithm, self.state, total, round), None
         except (ArithmeticError, RuntimeError, ValueError) as error:
             return self.state, f"{type(error).__name__}: {error}".split("\n")[0]
 
@@ -215,7 +177,7 @@ class Server:
         return self.algorithm.expand(self.state, upload) if self.algorithm.traits.packed else upload
 
     def _diagnosed(self, round: Round) -> bool:
-        every = 0 if self.config.hides_uploads else self.config.evaluation.diagnostics_every
+        every = 0 if self.config.guarantee.hides_uploads else self.config.evaluation.diagnostics_every
         return every > 0 and ((round.attempt + 1) % every == 0 or round.attempt + 1 == round.total)
 
 

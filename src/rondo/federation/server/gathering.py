@@ -42,9 +42,8 @@ def started(
         assembly = loaded(config, device, _agreed_labels(sites, clients, seconds, told))
     sites.offer(plan_of(config, run, assembly.labels, assembly.model_sha256))
     gather(config, sites, clients, seconds, told)
-    delta = config.privacy.delta
-    if config.privacy.unit == "example" and config.privacy.group is None and delta is not None:
-        reason = unprotected(delta, sites.examples(), "rows")  # of persons it is told no number
+    if config.guarantee.units == "rows":  # of persons it is told no number
+        reason = unprotected(config.privacy.delta, sites.examples(), "rows")
         if reason is not None:
             raise ConfigError.at("privacy.delta", reason)
     return assembly
@@ -102,7 +101,7 @@ def gather(
     count, needed = waiting.count, config.clients.min_clients if by_user else len(clients)
     if count < needed:
         rule = f"clients.min_clients is {needed}" if by_user else "all must, as clients.min_clients is not set"
-        least = 2 if config.privacy.secure_aggregation else 1
+        least = 2 if config.guarantee.masks_uploads else 1
         fewer = f"; clients.min_clients = {count} goes on with fewer" if count >= least else ""
         take = "takes" if count == 1 else "take"
         remedy = "mend what the sites refuse" if waiting.refused else "wait longer"

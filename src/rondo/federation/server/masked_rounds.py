@@ -46,10 +46,12 @@ class _Vector:
 
 
 @dataclass
-class MaskedTransport:
-    """Remote clients whose uploads stay at their sites, masked. See :class:`rondo.engine.transport.Transport`.
+class MaskedRounds:
+    """Remote clients whose uploads stay at their sites, masked: the way to them, and the sum that the sites open. See
+    :class:`rondo.engine.transport.Transport` and :class:`rondo.privacy.sums.sum.Sum`.
 
     ``inner``: brings the round's work to the clients.
+    ``sum``: makes the next state of the sum.
     ``told``: called with a line of text per site that is lost.
     """
 
@@ -58,12 +60,42 @@ class MaskedTransport:
     sum: MaskedSum
     saved: SavedSum
     told: Callable[[str], None]
-    vector: _Vector | None = None
+    _vector: _Vector | None = None
     """The form of the vectors of the round that begins."""
-    opened: Complete | None = None
+    _complete: Complete | None = None
     """The set of the round whose sum is open."""
-    total: torch.Tensor | None = None
+    _integers: torch.Tensor | None = None
     """The sum, in int64."""
+
+    @property
+    def least(self) -> int:
+        return self.sum.least
+
+    @property
+    def faults(self) -> tuple[type[Exception], ...]:
+        return self.sum.faults
+
+    def sample(self, clients: Sequence[Client], round: Round) -> list[Client]:
+        return self.sum.sample(clients, round)
+
+    def total(self, algorithm: Algorithm[Any], state: Any, uploads: Iterable[Upload], round: Round) -> Total:
+        """The sum that the sites have opened; nothing where they opened none. ``uploads`` has none."""
+        by_examples = weighs_by_examples(self.sum.config, algorithm)
+        # As they are now: a client that comes while others train may have more examples than any before.
+        weights = {c.id: float(c.num_examples) if by_examples else 1.0 for c in self.sum.clients}
+        vector = _Vector(self.sum.changes(algorithm, state, round), max(weights.values()), weights)
+        self._vector = vector
+        for upload in uploads:
+            raise AssertionError(f"client {upload.client.id}: an upload that nobody must see")
+        complete = self._complete
+        if self._integers is None or complete is None:
+            return Total(torch.zeros(len(vector.changes.nothing), dtype=torch.int64), [], vector.largest)
+        terms, of_uploads = complete.session.terms, list(complete.weights.values())
+        return Total(self._integers, of_uploads, terms.largest, terms.threshold, len(complete.clients))
+
+    def opened(self, algorithm: Algorithm[Any], state: Any, total: Total, round: Round) -> Any:
+        """See :meth:`rondo.privacy.sums.masked_sum.MaskedSum.opened`."""
+        return self.sum.opened(algorithm, state, total, round)
 
     def expected(self, clients: Sequence[Client], round: Round, failed: Collection[str]) -> Turnout:
         """As without masks. Where a sum of this round waits to be opened, its clients."""
@@ -76,18 +108,18 @@ class MaskedTransport:
 
     def exchange(self, round: Round, work: Work) -> Iterator[Answer]:
         """Train, and open the sum. Every answer says whether its upload is in it."""
-        assert self.vector is not None
-        self.opened, self.total = None, None
+        assert self._vector is not None
+        self._complete, self._integers = None, None
         complete, lost = self.saved.complete(round.attempt), dict[str, ClientFailed]()
         try:
-            if complete is not None and complete.of == self.vector.digest:
+            if complete is not None and complete.of == self._vector.digest:
                 for client in work.turnout.asked:
                     work.parcel(client)  # they were sent it before the server died, so it is counted
             else:
                 trained = self._trained(round, work, lost)
-                complete = _Sets(self, self.vector, round, trained, lost).complete()
-            self.total = torch.from_numpy(self._sum(complete))
-            self.opened = complete
+                complete = _Sets(self, self._vector, round, trained, lost).complete()
+            self._integers = torch.from_numpy(self._sum(complete))
+            self._complete = complete
         except NoSum as reason:
             for client in work.turnout.asked:
                 lost.setdefault(client.id, ClientFailed(client.id, "no_sum", str(reason)))
@@ -98,7 +130,7 @@ class MaskedTransport:
         return False
 
     def _answers(self, work: Work, lost: Mapping[str, ClientFailed]) -> Iterator[Answer]:
-        complete = self.opened
+        complete = self._complete
         first = {} if complete is None else {c[0]: complete.up[site] for site, c in complete.clients.items()}
         members = set() if complete is None else {c for of_site in complete.clients.values() for c in of_site}
         for client in work.turnout.asked:
@@ -142,7 +174,7 @@ class MaskedTransport:
 class _Sets:
     """The sets of a round's sites, one after the other, until one is complete."""
 
-    transport: MaskedTransport
+    transport: MaskedRounds
     vector: _Vector
     round: Round
     trained: Mapping[str, Sequence[str]]
@@ -221,34 +253,3 @@ class _Sets:
         self.transport.told(f"{site} is in no sum of round {self.round.attempt + 1}: {rejection}")
         for client in self.trained[site]:
             self.lost[client] = ClientFailed(client, rejection.reason, rejection.detail)
-
-
-@dataclass(frozen=True)
-class SitesSum(MaskedSum):
-    """The sum of uploads that stay at their sites (:class:`rondo.engine.server.rounds.Sum`)."""
-
-    transport: MaskedTransport = field(kw_only=True)
-
-    def total(self, algorithm: Algorithm[Any], state: Any, uploads: Iterable[Upload], round: Round) -> Total:
-        """The sum that the sites have opened; nothing where they opened none. ``uploads`` has none."""
-        by_examples = weighs_by_examples(self.config, algorithm)
-        # As they are now: a client that comes while others train may have more examples than any before.
-        weights = {c.id: float(c.num_examples) if by_examples else 1.0 for c in self.clients}
-        vector = _Vector(self.changes(algorithm, state, round), max(weights.values()), weights)
-        self.transport.vector = vector
-        for upload in uploads:
-            raise AssertionError(f"client {upload.client.id}: an upload that nobody must see")
-        total, complete = self.transport.total, self.transport.opened
-        if total is None or complete is None:
-            return Total(torch.zeros(len(vector.changes.nothing), dtype=torch.int64), [], vector.largest)
-        terms, of_uploads = complete.session.terms, list(complete.weights.values())
-        return Total(total, of_uploads, terms.largest, terms.threshold, len(complete.clients))
-
-
-def masked_rounds(
-    inner: RemoteTransport, sites: Sites, sum: MaskedSum, saved: SavedSum, told: Callable[[str], None]
-) -> tuple[MaskedTransport, SitesSum]:
-    """The transport and the sum of a run whose uploads are masked."""
-    transport = MaskedTransport(inner, sites, sum, saved, told)
-    facts = (sum.points, sum.clients, sum.config, sum.noise, sum.debug_seed)
-    return transport, SitesSum(*facts, transport=transport)

@@ -6,6 +6,7 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,18 +26,20 @@ from rondo.engine.crew import Workers
 from rondo.engine.remote import RemoteTransport
 from rondo.engine.remote_scoring import RemoteScorer
 from rondo.engine.server.ranks import client_ranks
+from rondo.engine.transport import Transport
 from rondo.engine.wire.envelope import Identity
 from rondo.errors import ConfigError, Problem
 from rondo.federation.plan import Plan
-from rondo.federation.server.masked_rounds import masked_rounds
+from rondo.federation.server.masked_rounds import MaskedRounds
 from rondo.federation.server.saved_sum import SavedSum
 from rondo.federation.server.sites import Sites
 from rondo.params import Params
 from rondo.privacy.sums.form import fixed_point
-from rondo.privacy.sums.masked_sum import MaskedSum
+from rondo.privacy.sums.sum import Sum
 from rondo.runs import server_tests
 from rondo.runs.assemble import assemble, looked
 from rondo.runs.assembly import Assembly, Federation, Start
+from rondo.runs.private import Protection
 from rondo.runs.samples import check_samples
 from rondo.runs.wrapping import compressed, make_algorithm
 from rondo.tasks.make import task_class
@@ -64,7 +67,7 @@ def check(config: RunConfig) -> None:
     ):
         if there:
             problems.append(Problem(path, f"{reason}: remove it"))
-    if config.privacy.unit is not None and config.task.labels is None and task_class(config.task.kind).classes:
+    if config.guarantee.noise_from is not None and config.task.labels is None and task_class(config.task.kind).classes:
         message = "the classes would be those of the sites' rows, so a name tells of a row: name them all"
         problems.append(Problem("task.labels", message))
     if problems:
@@ -92,6 +95,7 @@ class RemoteRun(Assembly):
         self,
         start: Start,
         kept: MutableMapping[str, Params],
+        protection: Protection,
         stop: threading.Event | None = None,
         workers: Workers | None = None,
     ) -> Federation:
@@ -99,14 +103,15 @@ class RemoteRun(Assembly):
         config, identity = self.config, Identity(self.run, self.model_sha256)
         enough = config.clients.per_round if config.clients.over_select else None
         expected = config.clients.per_round or len(self.population.members)
-        transport = RemoteTransport(self.sites, identity, enough, expected if config.secret_turnout else None)
-        server = self.server(transport, identity, start.state, kept)
-        if isinstance(server.sum, MaskedSum):
-            server.transport, server.sum = masked_rounds(transport, self.sites, server.sum, self.saved, self.sites.tell)
+        transport = RemoteTransport(self.sites, identity, enough, expected if config.guarantee.secret_turnout else None)
+        through: tuple[Transport, Sum] = (transport, protection.sum)
+        if protection.masked is not None:
+            rounds = MaskedRounds(transport, self.sites, protection.masked, self.saved, self.sites.tell)
+            through = (rounds, rounds)
+        server = self.server(*through, protection.rows, identity, start.state, kept)
         self.keep_tests()
-        scorer = self.scorer(kept)
-        parts = {f.name: getattr(scorer, f.name) for f in fields(scorer)}
-        return Federation(server, RemoteScorer(**parts, server=server, transport=transport))
+        remote = partial(RemoteScorer, server=server, transport=transport)
+        return Federation(server, self.scored_by(remote, kept))
 
 
 class _Roll(Mapping[str, Member]):

@@ -78,7 +78,7 @@ def serve(
     listening.check()
     ServerKeys.read(listening.keys)
     clients = Clients(listening.keys, told)
-    if settings.privacy.secure_aggregation and len(clients.sites) < 2:
+    if settings.guarantee.masks_uploads and len(clients.sites) < 2:
         message = "a sum of one site is its own part, and the roster has one: add another, or remove it"
         raise ConfigError.at("privacy.secure_aggregation", message)
     check_colluding(settings, len(clients.sites))
@@ -103,7 +103,7 @@ def serve(
             def prepare(directory: RunDirectory) -> None:
                 _keep(record, sites, directory)
                 saved.path = directory.path
-                told(record.bits(noise=settings.draws_noise))
+                told(record.bits(noise=settings.guarantee.draws_noise))
 
             seen = Attendance(observer, sites.standings, clients)
             return launch.start(assembly, run_dir, Onlooker(seen, stop, began), prepare)

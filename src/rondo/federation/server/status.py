@@ -37,7 +37,7 @@ def status_lines(run_dir: Path) -> Iterator[str]:
             yield f"  without {failure['client']}: {failure['reason']}: {failure['detail']}"
     for change in about.changes:
         yield f"the roster changed after round {change['round']}: {'; '.join(change['changes'])}"
-    yield about.bits(noise=config.draws_noise)
+    yield about.bits(noise=config.guarantee.draws_noise)
     if state == "not running":
         yield "the sites as the server last knew them:"
     for name, site in standing.read(directory.path / standing.FILE).items():

@@ -236,7 +236,7 @@ class Desk:
             kept: dict[str, Params] = {}
             network, task = assembly.model.network, assembly.task
             local = LocalRound(assembly.algorithm, network, task, assembly.config, kept, assembly.prefix, self._until)
-            if assembly.config.privacy.unit == "example":
+            if assembly.config.guarantee.of_rows:
                 spend = Allowance(self.ledger, self.contract.privacy, plan.run, noise_of(assembly.config), self.told)
                 local = replace(local, spend=spend)
             scorer = assembly.scorer(kept)
@@ -251,7 +251,7 @@ class Desk:
         return parties
 
     def _masked_sums(self, plan: Plan, config: RunConfig) -> Sums | None:
-        if not config.privacy.secure_aggregation:
+        if not config.guarantee.masks_uploads:
             return None
         assert self.voice is not None
         least, largest = max(2, self.contract.training.least_clients), self.contract.outgoing.largest_mb * 1e6
@@ -370,7 +370,7 @@ class Desk:
             return "this is no round of this run"
         if (name := terms.misshapen(request.parcel.params, party.local.network)) is not None:
             return f"{short(name)} has not the form of this site's model"
-        if request.scores and config.privacy.unit is not None:
+        if request.scores and config.guarantee.noise_from is not None:
             return "scores on rows have no noise, and this run is differentially private"
         if self._sums is not None and request.scores:
             return "its uploads are masked, so no scores of single clients leave"

@@ -195,7 +195,7 @@ class Joining:
         outgoing = self.contract.outgoing
         sizes = [f"{len(upload.params)} tensors of {num_bytes(upload.params):,} bytes" for upload in uploads]
         turns = " or ".join(dict.fromkeys(sizes))
-        if assembly.config.privacy.secure_aggregation:
+        if assembly.config.guarantee.masks_uploads:
             return [f"per round: a masked vector in place of {turns} per client: only the sum over all sites is opened"]
         lines = [f"per round and client: an upload of {turns}, its number of examples and its weight"]
         if outgoing.losses:

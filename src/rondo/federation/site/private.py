@@ -19,28 +19,17 @@ from rondo.runs.assembly import Assembly
 from rondo.tasks.row_checks import value_name
 
 
-def protections(config: RunConfig) -> list[str]:
-    """The protections that a plan has, as a contract names them. Noise from a seed that the server knows is none."""
-    privacy = config.privacy
-    noisy = bool(privacy.noise) and privacy.debug_seed is None
-    there = {
-        "example-dp": noisy and privacy.unit == "example",
-        "client-dp": noisy and config.shares_noise,
-        "secure-aggregation": privacy.secure_aggregation,
-    }
-    return [name for name in there if there[name]]
-
-
 def said(config: RunConfig) -> Iterator[str]:
     """The protections of a plan and their adversary, to the site's owner."""
-    if config.privacy.adversary is not None:
-        against = {"reader": "who reads the released model", "server": "the server too"}[config.privacy.adversary]
-        yield f"protection: {', '.join(protections(config)) or 'noise of the server alone'}, against {against}"
+    guarantee = config.guarantee
+    if guarantee.promises:
+        has = ", ".join(guarantee.protections) or "noise of the server alone"
+        yield f"protection: {has}, against {guarantee.against}"
 
 
 def of_plan(config: RunConfig, allowed: PrivacyTerms) -> Iterator[Term]:
     """The terms that show without rows."""
-    has = protections(config)
+    has = config.guarantee.protections
     own = {"example-dp", "client-dp"}  # noise of this site, the only kind that it can count
     enough = allowed.max_epsilon is None or not own.isdisjoint(has)
     if allowed.require or has or not enough:
@@ -50,11 +39,11 @@ def of_plan(config: RunConfig, allowed: PrivacyTerms) -> Iterator[Term]:
         told = f"plans with {' and '.join(words)}" if words else "any"
         plan_has = (", ".join(has) or "none") + _without(config, has)
         yield Term("protection", plan_has, told, set(allowed.require) <= set(has) and enough)
-    if config.privacy.unit == "example":
+    if config.guarantee.of_rows:
         asked, column = config.privacy.group, allowed.persons
         words_of = "rows as units" if column is None else f"persons as units: privacy.group = {column}"
         yield Term("unit of privacy", "rows" if asked is None else f"persons by {asked}", words_of, asked == column)
-    if config.shares_noise:
+    if config.guarantee.noise_from == "sites":
         least, most = allowed.least_colluding, config.privacy.colluding
         yield Term("sites that may collude", str(most), f"plans that count on {least} at least", most >= least)
 
@@ -64,7 +53,7 @@ def _without(config: RunConfig, has: Sequence[str]) -> str:
     privacy = config.privacy
     if "example-dp" in has or "client-dp" in has:
         return ""
-    if privacy.unit is None:
+    if config.guarantee.noise_from is None:
         return " (no noise: privacy.unit is not set)"
     if not privacy.noise:
         return " (no noise: privacy.noise is 0)"
@@ -105,7 +94,7 @@ def of_training(
 
 def _steps(config: RunConfig, assembly: Assembly, ledger: Ledger) -> Iterator[tuple[str, Steps]]:
     """The private steps of all rounds, by client."""
-    has, noise, members = protections(config), config.privacy.noise, assembly.population.members
+    has, noise, members = config.guarantee.protections, config.privacy.noise, assembly.population.members
     if "client-dp" in has:
         assert noise is not None
         for name in members:

@@ -83,6 +83,6 @@ def allowance_of(
     config: RunConfig, ledger: Ledger, allowed: PrivacyTerms, run: str, told: Callable[[str], None]
 ) -> SumAllowance | None:
     """The allowance of a run; None where its sites add no noise to masked uploads."""
-    if not config.shares_noise:
+    if config.guarantee.noise_from != "sites":
         return None
     return SumAllowance(ledger, allowed, run, noise_of(config), told)

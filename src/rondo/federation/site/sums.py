@@ -39,7 +39,7 @@ LARGEST = masked.LARGEST
 
 def of_sum(config: RunConfig, contract: Contract, voice: Voice | None) -> Iterator[Term]:
     """The terms of a plan whose uploads are masked. ``voice``: the site's, None without ``peers.json``."""
-    if config.privacy.secure_aggregation:
+    if config.guarantee.masks_uploads:
         known = 0 if voice is None else len(voice.peers)
         least = max(2, contract.training.least_clients)
         allowed = f"sums of {least} sites at least, with {known} others in peers.json"
@@ -181,7 +181,7 @@ class Sums:
         for client in attempt.clients:
             self._state.forget(client)
         count = len(asked.unmask.members)
-        bare = ": the other of the two knows what this one sent" if count == 2 and not self.config.shares_noise else ""
+        bare = ": the other of the two knows what this one sent" if count == 2 and not self._adds_noise else ""
         self.told(f"round {asked.attempt + 1}: the sum of {count} sites is opened{bare}")
         sites = asked.unmask.members
         return _Answered(masked.encode_shares(given, sites), "shares", {"sites": sites})
@@ -271,19 +271,23 @@ class Sums:
     @property
     def _is_bare(self) -> bool:
         """Whether the server could take all noise off a sum."""
-        return not self.config.shares_noise or self.config.privacy.debug_seed is not None
+        return not (self._adds_noise and self.config.guarantee.draws_noise)
+
+    @property
+    def _adds_noise(self) -> bool:
+        return self.config.guarantee.noise_from == "sites"
 
     def _share(self, attempt: Attempt) -> NoiseShare | None:
         """The form of this site's noise; None where sites add none."""
         privacy = self.config.privacy
-        if not self.config.shares_noise:
+        if not self._adds_noise:
             return None
         assert privacy.noise is not None
         return NoiseShare(self._points(attempt), privacy.noise, privacy.colluding)
 
     def _points(self, attempt: Attempt) -> FixedPoint:
         terms = attempt.session.terms
-        return FixedPoint(terms.ring, terms.fraction, self.config.largest_change)
+        return FixedPoint(terms.ring, terms.fraction, self.config.guarantee.largest_change)
 
     def _now(self) -> Attempt | None:
         if not self._loaded:

@@ -77,7 +77,7 @@ def of_plan(plan: Plan, config: RunConfig, contract: Contract, own_model: str | 
     yield Term("clients per round", clients, least, per_round is None or per_round >= training.least_clients)
     minutes = f"{training.minutes_per_round:g} minutes per letter, {training.minutes_per_run:g} in all"
     yield Term("rounds", str(config.rounds), minutes)
-    if config.privacy.secure_aggregation:  # neither leaves
+    if config.guarantee.masks_uploads:  # neither leaves
         return
     exact = "" if outgoing.decimals is None else f", to {outgoing.decimals} decimals"
     yield Term("training losses", "asked", f"yes{exact}" if outgoing.losses else "no: they are kept back")
@@ -119,7 +119,7 @@ def _classes(plan: Plan, config: RunConfig, contract: Contract) -> Iterator[Term
     names, most = contract.rows.label_names, contract.rows.most_labels
     allowed = f"at most {most} names" if names is None else ", ".join(names)
     if plan.labels is None:
-        noisy = config.privacy.unit is not None
+        noisy = config.guarantee.noise_from is not None
         allowed = "none of its rows under differential privacy: the server names them" if noisy else allowed
         yield Term("class names", "asked: they leave", allowed, not noisy)
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 Releases = dict[int, list[str]]
 """SHA-256 of every sum that was published, by attempt."""
@@ -18,11 +19,13 @@ class Account:
 
     ``epsilon_of``: epsilon of so many rounds, by the number of sums in each and the probability of a client.
     ``budget``: the largest epsilon; None for no limit.
+    ``valid``: whether nobody can know the noise.
     ``probability``: of a client to be in the next sum. It may be another than that of earlier ones: a federation grows.
     """
 
     epsilon_of: Callable[[Mapping[tuple[int, float], int]], float]
     budget: float | None
+    valid: bool
     releases: Releases = field(default_factory=dict)
     sampled: Sampled = field(default_factory=dict)
     probability: float = 1.0
@@ -47,6 +50,10 @@ class Account:
         if known not in self._known:
             self._known[known] = self.epsilon_of(counts)
         return self._known[known]
+
+    def record(self, attempt: int) -> dict[str, Any]:
+        """Keys of a round's record: ``epsilon`` so far, and ``epsilon_valid``, False with a debug seed."""
+        return {"epsilon": self.epsilon(), "epsilon_valid": self.valid}
 
     @property
     def exhausted(self) -> bool:

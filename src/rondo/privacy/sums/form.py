@@ -19,12 +19,12 @@ from rondo.privacy.sums.sampling import most
 def fixed_point(config: RunConfig, population: int) -> FixedPoint | None:
     """The integers of a run with ``population`` clients; None where no upload is masked. Raises :class:`ConfigError`
     where the ring is too small for the bound and the number of clients."""
-    privacy = config.privacy
-    if not privacy.secure_aggregation:
+    privacy, guarantee = config.privacy, config.guarantee
+    if not guarantee.masks_uploads:
         return None
-    largest, count, noise = config.largest_change, most(config.clients, population), ""
+    largest, count, noise = guarantee.largest_change, most(config.clients, population), ""
     try:
-        if not config.shares_noise:
+        if guarantee.noise_from != "sites":
             return FixedPoint.of(privacy.ring, largest, count)
         assert privacy.noise is not None
         noise = f" and noise of {privacy.noise:g} times that"
@@ -32,7 +32,7 @@ def fixed_point(config: RunConfig, population: int) -> FixedPoint | None:
     except ValueError:
         message = f"{count} changes of norm {largest:g}{noise} leave fewer than {LEAST_FRACTION} fractional bits"
         otherwise = "set privacy.ring = 64, or lower it" if privacy.ring == 32 else "lower it"
-        key = "privacy.upload_clip" if privacy.unit == "example" else "privacy.clip"
+        key = "privacy.upload_clip" if guarantee.of_rows else "privacy.clip"
         raise ConfigError.at(key, f"{message} in {privacy.ring} bits: {otherwise}") from None
 
 
@@ -40,7 +40,7 @@ def noise_share(config: RunConfig, population: int) -> NoiseShare | None:
     """The noise of a site of a run with ``population`` clients; None where sites add none. Raises :class:`ConfigError`
     as :func:`fixed_point` does, and where too few sites can be in a sum."""
     points, privacy = fixed_point(config, population), config.privacy
-    if points is None or not config.shares_noise:
+    if points is None or config.guarantee.noise_from != "sites":
         return None
     assert privacy.noise is not None
     check_colluding(config, most(config.clients, population))
@@ -50,7 +50,7 @@ def noise_share(config: RunConfig, population: int) -> NoiseShare | None:
 def check_colluding(config: RunConfig, sites: int) -> None:
     """Raise :class:`ConfigError` where the noise of a sum of ``sites`` sites would be that of colluding ones."""
     colluding, enough = config.privacy.colluding, threshold_of(sites)
-    if config.shares_noise and enough <= colluding:
+    if config.guarantee.noise_from == "sites" and enough <= colluding:
         message = f"{enough} of {sites} sites open a sum, and if {colluding} collude, nobody's noise is left"
         raise ConfigError.at("privacy.colluding", f"{message}: lower it, or have more sites")
 

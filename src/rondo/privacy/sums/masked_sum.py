@@ -42,7 +42,7 @@ class Total(NamedTuple):
 
 @dataclass(frozen=True)
 class MaskedSum:
-    """The sum of a run's uploads (:class:`rondo.engine.server.rounds.Sum`). Their order does not matter.
+    """The sum of a run's uploads (:class:`rondo.privacy.sums.sum.Sum`). Their order does not matter.
 
     ``points``: the form of the integers.
     ``clients``: all clients of the run, whose numbers of examples are public.
@@ -55,14 +55,19 @@ class MaskedSum:
     points: FixedPoint
     clients: Sequence[Client]
     config: ClientsConfig
-    noise: NoiseShare | None = None
-    debug_seed: int | None = None
-    spend: Callable[[int, str], None] = lambda attempt, digest: None
+    noise: NoiseShare | None
+    debug_seed: int | None
+    spend: Callable[[int, str], None]
 
     @property
     def least(self) -> int:
         """Uploads below which a round is skipped, and no sum is opened."""
         return self.config.min_clients
+
+    @property
+    def faults(self) -> tuple[type[Exception], ...]:
+        """A weight that is not public, and a sum without an honest site's noise."""
+        return (ValueError,)
 
     def sample(self, clients: Sequence[Client], round: Round) -> list[Client]:
         """The clients of a round, sorted by id, as without masks."""
@@ -123,10 +128,11 @@ class MaskedSum:
         return float(max(c.num_examples for c in self.clients)) if by_examples else 1.0
 
 
-def masked_sum(config: RunConfig, clients: Sequence[Client]) -> MaskedSum | None:
-    """The sum of a run whose uploads are masked; None for another run. Raises :class:`ConfigError` as
-    :func:`rondo.privacy.sums.form.fixed_point` does."""
+def masked_sum(config: RunConfig, clients: Sequence[Client], spend: Callable[[int, str], None]) -> MaskedSum | None:
+    """The sum of a run whose uploads are masked; None for another run. ``spend``: see :class:`MaskedSum`.
+
+    Raises :class:`ConfigError` as :func:`rondo.privacy.sums.form.fixed_point` does."""
     points, noise = fixed_point(config, len(clients)), noise_share(config, len(clients))
     if points is None:
         return None
-    return MaskedSum(points, clients, config.clients, noise, config.privacy.debug_seed)
+    return MaskedSum(points, clients, config.clients, noise, config.privacy.debug_seed, spend)

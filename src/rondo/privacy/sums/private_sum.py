@@ -34,7 +34,7 @@ Clips = dict[int, float]
 
 @dataclass
 class PrivateSum:
-    """The sum of a run's uploads. See :class:`rondo.engine.server.rounds.Sum`."""
+    """The sum of a run's uploads. See :class:`rondo.privacy.sums.sum.Sum`."""
 
     config: RunConfig
     population: int
@@ -50,8 +50,13 @@ class PrivateSum:
     """Uploads below which a round is skipped: none, since a skipped round tells how many came."""
 
     def __post_init__(self) -> None:
-        budget = self.config.privacy.budget
-        self._account = Account(self._epsilon_of, budget, self.releases, self.sampled, self._share)
+        budget, valid = self.config.privacy.budget, self.config.privacy.debug_seed is None
+        self._account = Account(self._epsilon_of, budget, valid, self.releases, self.sampled, self._share)
+
+    @property
+    def faults(self) -> tuple[type[Exception], ...]:
+        """An upload of other tensors, which the gate lets nobody send."""
+        return (ValueError,)
 
     @property
     def expected(self) -> int:
@@ -117,6 +122,10 @@ class PrivateSum:
     def epsilon(self, more: int = 0) -> float:
         """Epsilon of everything published so far, and of ``more`` rounds."""
         return self._account.epsilon(more)
+
+    def record(self, attempt: int) -> dict[str, Any]:
+        """Keys of the record of ``attempt``: those of the account, and ``clip`` where it is adaptive."""
+        return self._account.record(attempt) | ({} if self._adaptive is None else {"clip": self.clip(attempt)})
 
     @property
     def exhausted(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rondo.report.summary import secret_turnout
+from rondo.privacy.guarantee import Guarantee
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,20 @@ class Recorded:
         return None
 
     @property
+    def guarantee(self) -> Guarantee:
+        """The promise of its ``[privacy]``."""
+        return Guarantee.of(self.config.get("privacy"))
+
+    @property
     def private(self) -> bool:
         """Whether it has differential privacy: then nothing that depends on a single client without noise is shown."""
-        return (self.config.get("privacy") or {}).get("unit") is not None
+        return self.guarantee.noise_from is not None
 
     @property
     def secret_turnout(self) -> bool:
         """Whether how many clients took part in a round is a secret, and so what follows from it: bytes, seconds,
         failures."""
-        return secret_turnout(self.config.get("privacy"))
+        return self.guarantee.secret_turnout
 
     @property
     def titles(self) -> Mapping[str, str]:

@@ -56,7 +56,7 @@ def numbers(planned: Planned, question: Question) -> dict[str, Any]:
         return None if found is None else found["score"]
 
     def told(cost: Any) -> Any:
-        return None if planned.config.secret_turnout else cost
+        return None if planned.config.guarantee.secret_turnout else cost
 
     points = [(0, told(0), score(summary["before"], summary["measures"]["before"]))]
     total_bytes = 0

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
+from rondo.privacy.guarantee import Guarantee
+
 Ending: TypeAlias = Literal["finished", "stopped"]
 
 
@@ -27,9 +29,9 @@ class About:
 
     @property
     def secret_turnout(self) -> bool:
-        """As in :class:`rondo.config.schema.RunConfig`."""
-        settings = self.settings
-        return settings.get("privacy.unit") == "client" and not settings.get("privacy.secure_aggregation")
+        """See :class:`rondo.privacy.guarantee.Guarantee`."""
+        section = {path.removeprefix("privacy."): value for path, value in self.settings.items()}
+        return Guarantee.of(section).secret_turnout
 
 
 class Tracker(Protocol):

@@ -1,0 +1,174 @@
+"""The promise of ``[privacy]``: what is hidden, from whom, whose noise hides it, and the sentences that say so.
+
+Every room asks a :class:`Guarantee`. Only ``config`` and ``privacy`` read the section's switches themselves. Imports no
+torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+NoiseFrom = Literal["server", "sites", "steps"]
+"""Who adds the noise: the server to the sum, each site a share to its masked upload, or each client to its steps."""
+Asked = Literal["client DP", "client DP, masked", "example DP", "secure aggregation"]
+_ASKED: Mapping[NoiseFrom, Asked] = {"server": "client DP", "sites": "client DP, masked", "steps": "example DP"}
+_AGAINST = {"reader": "who reads the released model", "server": "the server too"}
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What a section ``[privacy]`` promises. Its fields are keys of the section; without one it promises nothing."""
+
+    adversary: Literal["reader", "server"] | None = None
+    unit: Literal["client", "example"] | None = None
+    secure_aggregation: bool = False
+    clip: float | Literal["adaptive"] | None = None
+    upload_clip: float | None = None
+    noise: float | None = None
+    delta: float | None = None
+    budget: float | None = None
+    colluding: int = 1
+    group: str | None = None
+    debug_seed: int | None = None
+
+    @classmethod
+    def of(cls, section: Mapping[str, Any] | None) -> Guarantee:
+        """The promise of a section as a configuration or a record has it; keys that are no part of it are left out."""
+        own = {field.name for field in fields(cls)}
+        return cls(**{key: value for key, value in (section or {}).items() if key in own})
+
+    @property
+    def promises(self) -> bool:
+        """Whether anything is protected."""
+        return self.adversary is not None
+
+    @property
+    def of_rows(self) -> bool:
+        """Whether the secret is that a row, or a person, is among a client's rows."""
+        return self.unit == "example"
+
+    @property
+    def noise_from(self) -> NoiseFrom | None:
+        """Who adds the noise; None without differential privacy."""
+        if self.unit is None:
+            return None
+        return "steps" if self.of_rows else "sites" if self.secure_aggregation else "server"
+
+    @property
+    def masks_uploads(self) -> bool:
+        """Whether the server opens the sum of a round's uploads and no upload by itself."""
+        return self.secure_aggregation
+
+    @property
+    def hides_uploads(self) -> bool:
+        """Whether nothing that single uploads show may be looked at or recorded."""
+        return self.masks_uploads or self.noise_from == "server"
+
+    @property
+    def hides_scores(self) -> bool:
+        """Whether no score on a client's rows may be taken: it has no noise."""
+        return self.masks_uploads or self.unit is not None
+
+    @property
+    def secret_turnout(self) -> bool:
+        """Whether nobody but the server may learn how many clients take part in a round: with one client more or less
+        that number changes, and nobody adds noise to it. Bytes, seconds and failures follow from it."""
+        return self.noise_from == "server"
+
+    @property
+    def hides_row_counts(self) -> bool:
+        """Whether the numbers of rows are a client's secret. Where rows are the units, these numbers are public."""
+        return self.unit == "client"
+
+    @property
+    def draws_noise(self) -> bool:
+        """Whether there is noise that no seed gives: then no run has the bits of another one."""
+        return self.unit is not None and bool(self.noise) and self.debug_seed is None
+
+    @property
+    def largest_change(self) -> float:
+        """The largest norm of the change in a masked upload."""
+        largest = self.upload_clip if self.of_rows else self.clip
+        assert isinstance(largest, float)
+        return largest
+
+    @property
+    def units(self) -> Literal["clients", "rows", "persons"]:
+        """The units that differential privacy hides."""
+        return "clients" if not self.of_rows else "rows" if self.group is None else "persons"
+
+    @property
+    def against(self) -> str:
+        """The adversary, in words."""
+        assert self.adversary is not None
+        colluding = f" with {self.colluding} of the sites" if self.noise_from == "sites" and self.colluding else ""
+        return _AGAINST[self.adversary] + colluding
+
+    @property
+    def protections(self) -> tuple[str, ...]:
+        """What a site can count on, as its contract names it. Noise from a seed that the server knows is none, and
+        the server's own noise is not the site's."""
+        there = {
+            "example-dp": self.draws_noise and self.noise_from == "steps",
+            "client-dp": self.draws_noise and self.noise_from == "sites",
+            "secure-aggregation": self.masks_uploads,
+        }
+        return tuple(name for name, has in there.items() if has)
+
+    @property
+    def asks_of_methods(self) -> Iterator[tuple[Asked, str]]:
+        """What a method must go with, as the table of methods names it, and the key that asks for it."""
+        if self.noise_from is not None:
+            yield _ASKED[self.noise_from], "privacy.unit"
+        if self.masks_uploads and self.noise_from != "sites":
+            yield "secure aggregation", "privacy.secure_aggregation"
+
+    @property
+    def answers(self) -> dict[str, Any]:
+        """What follows for all that a run shows, by key, as its manifest has it."""
+        return {
+            "units": None if self.unit is None else self.units,
+            "noise_from": self.noise_from,
+            "hides_uploads": self.hides_uploads,
+            "secret_turnout": self.secret_turnout,
+        }
+
+    def record(self, spent: Mapping[str, Any], *, simulated: bool) -> dict[str, Any]:
+        """All that ``summary.json`` says of the promise: keys of the section, :attr:`answers` and :meth:`sentences`.
+
+        ``spent``: with differential privacy, ``epsilon`` of everything published so far, None if it is infinite, and
+        ``epsilon_valid``: whether nobody can know the noise.
+        ``simulated``: whether the rows of all clients are on one machine.
+        """
+        keys = ["unit", "adversary", "secure_aggregation"]
+        if self.unit is not None:
+            keys += ["delta", "clip", "noise", "budget", "group"]
+        if self.noise_from == "sites":
+            keys.append("colluding")
+        record = {**spent, **{key: getattr(self, key) for key in keys}, "simulation": simulated, **self.answers}
+        return {**record, "sentences": [list(pair) for pair in self.sentences(record)]}
+
+    def sentences(self, record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """Pairs of a protection, with its adversary, and how far it goes. ``record``: as :meth:`record` makes it."""
+        if self.unit is not None:
+            epsilon, valid = record["epsilon"], record["epsilon_valid"]
+            bound = "none" if epsilon is None else f"epsilon {epsilon:.3g} at delta {self.delta:g}"
+            known = "" if valid else ", NOT VALID: its noise came from a known seed"
+            public = " (numbers of rows are public)" if self.of_rows else ""
+            yield f"differential privacy of {self.units}, against {self.against}", f"{bound}{known}{public}"
+        if self.masks_uploads:
+            yield "masked sums, against the server", "it sees sums alone"
+        if record["simulation"] and (self.masks_uploads or self.adversary == "server"):
+            yield "against the machine of this simulation", "nothing"
+
+
+def sentences(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The :meth:`Guarantee.sentences` of a record."""
+    yield from Guarantee.of(record).sentences(record)
+
+
+def sentence(record: Mapping[str, Any]) -> str:
+    """The :func:`sentences` of a record in one."""
+    return "; ".join(": ".join(pair) for pair in sentences(record))
