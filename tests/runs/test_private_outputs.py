@@ -116,3 +116,31 @@ def test_every_output_names_the_adversary(kind: str, sources: Path, tmp_path: Pa
         "secure_aggregation": privacy.get("secure_aggregation", False),
         "simulation": True,
     }
+
+
+@pytest.mark.parametrize(("kind", "bare"), [("clients", True), ("masked sums", True), ("rows", False)])
+def test_card_promises_nothing_of_tensors_without_noise(kind: str, bare: bool, sources: Path, tmp_path: Path) -> None:
+    """What a client keeps has no noise, except where each step has; rows that a model is adapted to never have."""
+    config = settings(
+        sources / "bert",
+        rounds=1,
+        algorithm={"name": "fedsa-lora"},
+        data={"source": str(sources / "train.csv"), "test_source": str(sources / "test.csv")},
+        partition={"kind": "iid", "clients": 3},
+        clients={"weighting": "uniform", "sampling": "full"},
+        train={"optimizer": "sgd", "lr": 0.05, "batch_size": 8, "local_epochs": 1, "max_grad_norm": 0.0},
+        evaluation={"diagnostics_every": 0, "every": 1},
+        task={"labels": ["neg", "pos"]},
+        privacy=KINDS[kind][0],
+    )
+    run = rondo.run(config, run_dir=tmp_path / "run", device="cpu").run_dir
+    client = next(iter(RunDirectory(run).read("partition.json")["clients"]))
+    rondo.export(run, tmp_path / "shared")
+    rondo.export(run, tmp_path / "own", client=client)
+    rondo.adapt(run, reviews(10, seed=2), to=tmp_path / "new")
+    cards = {name: (tmp_path / name / "README.md").read_text() for name in ("shared", "own", "new")}
+    assert {name: "No guarantee holds for this model" in card for name, card in cards.items()} == {
+        "shared": False,
+        "own": bare,
+        "new": True,
+    }

@@ -72,6 +72,11 @@ class Guarantee:
         return self.masks_uploads or self.unit is not None
 
     @property
+    def bares_own_tensors(self) -> bool:
+        """Whether the tensors that a client keeps have no noise, although what it shares is protected."""
+        return self.promises and self.noise_from != "steps"
+
+    @property
     def secret_turnout(self) -> bool:
         """Whether nobody but the server may learn how many clients take part in a round: with one client more or less
         that number changes, and nobody adds noise to it. Bytes, seconds and failures follow from it."""
@@ -162,6 +167,18 @@ class Guarantee:
             yield "masked sums, against the server", "it sees sums alone"
         if record["simulation"] and (self.masks_uploads or self.adversary == "server"):
             yield "against the machine of this simulation", "nothing"
+
+
+def of_model(said: str | None, *, bare: str | None) -> str | None:
+    """What a model's card says of its protection; None where nothing is promised.
+
+    ``said``: the :func:`sentence` of its run.
+    ``bare``: what is in the model that no noise reached; None if there is none.
+    """
+    if said is None:
+        return None
+    shared = f"Of what clients share: {said}."
+    return shared if bare is None else f"No guarantee holds for this model: no noise reached {bare}. {shared}"
 
 
 def sentences(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -116,7 +116,8 @@ def adapt(
     results = tuple(newcomer.shot(_chosen(opened, rows, n)) for n in sizes)
     if target is not None:
         note = f"Its personal tensors are fitted to {len(rows)} rows of a client that took no part in the run."
-        write(target, opened, assembly.model, *newcomer.fitted(_encoded(opened, rows, _DATA)), (note,))
+        fitted, bare = newcomer.fitted(_encoded(opened, rows, _DATA)), f"the {len(rows)} rows that it is fitted to"
+        write(target, opened, assembly.model, *fitted, (note,), bare=bare)
     primary = assembly.task.primary
     return Adapted(primary, assembly.task.titles.get(primary, primary), len(held_out), cold_start, results)
 

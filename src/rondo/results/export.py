@@ -13,6 +13,7 @@ from rondo.errors import ConfigError, RunStopped, headed
 from rondo.models.forms.model import Form, Model, Verification
 from rondo.models.networks.network import Base
 from rondo.params import Params
+from rondo.privacy.guarantee import of_model
 from rondo.results.reopen import Reopened, reopen
 from rondo.runs.assemble import assemble
 from rondo.runs.card import Facts, card, save
@@ -111,7 +112,8 @@ def export(
         seen, error = model.truncated(seen, base, rank)
         base = {}
     notes = tuple(model.notes)
-    write(to, opened, model, seen, base, [*notes, *_notes(client, rank, error)])
+    bare = f"the tensors that {client} keeps" if client and opened.assembly.config.guarantee.bares_own_tensors else None
+    write(to, opened, model, seen, base, [*notes, *_notes(client, rank, error)], bare=bare)
     verification = None
     if verify:
         verification = model.verified(to, seen, base, opened.assembly.task, lambda: _some_rows(opened))
@@ -131,10 +133,12 @@ def check_target(to: str | Path) -> Path:
     return to
 
 
-def write(to: Path, opened: Reopened, model: Model, seen: Params, base: Base, notes: Sequence[str]) -> None:
+def write(
+    to: Path, opened: Reopened, model: Model, seen: Params, base: Base, notes: Sequence[str], *, bare: str | None
+) -> None:
     """Write ``model``, with the tensors ``seen`` (no client axis), to the folder ``to`` in one step, with a card that
-    has ``notes``. Raises :class:`ConfigError`."""
-    facts, text = _card(opened, model.form, notes)
+    has ``notes``. ``bare``: what is in it that no noise of the run reached. Raises :class:`ConfigError`."""
+    facts, text = _card(opened, model.form, notes, bare)
     try:
         with durable.written(to):
             durable.make_folder(to.parent)
@@ -143,13 +147,14 @@ def write(to: Path, opened: Reopened, model: Model, seen: Params, base: Base, no
         raise ConfigError.at("--to", f"{stopped}; make room, or name a folder on another disk") from None
 
 
-def _card(opened: Reopened, form: Form, notes: Sequence[str]) -> tuple[Facts, str]:
+def _card(opened: Reopened, form: Form, notes: Sequence[str], bare: str | None) -> tuple[Facts, str]:
     """The facts of the run, and the text of the model card."""
     directory, point = opened.directory, opened.point
     report, manifest = directory.read("partition.json"), directory.manifest()
     facts = Facts.of(directory.config(), opened.assembly, report, manifest["versions"])
     record = directory.rounds()[point.rounds - 1] if point.rounds else {"scores": {}}
-    told = {"before": point.scores["before"], "after": record["scores"], "guarantee": record.get("guarantee")}
+    told = {"before": point.scores["before"], "after": record["scores"]}
+    told["guarantee"] = of_model(record.get("guarantee"), bare=bare)
     return facts, card(facts, form, rounds=point.rounds, notes=notes, **told)
 
 

@@ -94,7 +94,7 @@ def card(
     ``rounds``: the round after which the result stands.
     ``before``, ``after``: scores by kind, as in ``summary.json``.
     ``notes``: sentences about this result, placed after the scores.
-    ``guarantee``: what ``[privacy]`` protects after that round.
+    ``guarantee``: what ``[privacy]`` protects after that round (:func:`rondo.privacy.guarantee.of_model`).
     """
     scores = {"before": before, "after": after, "primary": facts.primary, "titles": facts.titles, "best": None}
     table = [f"| {_line(label)} | {old or '-'} | {new} |" for label, old, new in score_rows(scores)]
@@ -109,7 +109,7 @@ def card(
         "\n## Scores\n",
         *(["| | before | after |", "|---|---|---|", *table] if table else ["No round was scored."]),
         *(f"\n{note}" for note in notes),
-        *([] if guarantee is None else ["\n## Privacy\n", f"Of what clients share: {guarantee}."]),
+        *([] if guarantee is None else ["\n## Privacy\n", guarantee]),
         "\n## How to load it\n",
         _loading(facts, form),
         "\n### Framework versions\n",
