@@ -66,8 +66,10 @@ class Trial:
     def __post_init__(self) -> None:
         if self.held_out and self.config.guarantee.promises:
             message = (
-                "under [privacy] no scores of clients' rows are taken, so that no trial has one on rows held out; "
-                "search without [privacy], or by the test rows: rondo compare --vary, or held_out = 0 of an entry"
+                "under [privacy] no scores of clients' rows are taken, so no trial has one on rows held out. A search "
+                "without [privacy] would release these rows without a guarantee: search on public rows (data.source), "
+                "or by the test rows with noise in every trial, whose epsilons add up: rondo compare --vary, or "
+                "held_out = 0 of an entry"
             )
             raise ConfigError.at("privacy.adversary", message)
 
