@@ -196,20 +196,29 @@ def fails_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AbstractContextMa
 
 @pytest.fixture
 def full_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AbstractContextManager[None]]:
-    """A context in which the disk is full at the ``at``-th time that a file whose path ends so is replaced, and has
-    room again afterwards."""
+    """A context in which the disk is full at the ``at``-th time that a file whose path ends so is replaced or grows,
+    and has room again afterwards."""
 
     @contextmanager
     def failing(name: str, at: int = 0) -> Iterator[None]:
-        real, calls = os.replace, itertools.count()
+        replace, opened, calls = os.replace, os.open, itertools.count()
 
-        def replace(source: Path, target: Path) -> None:
-            if Path(target).match(name) and next(calls) == at:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            real(source, target)
+        def strike(path: Any) -> None:
+            if Path(path).match(name) and next(calls) == at:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+        def replaced(source: Any, target: Any) -> None:
+            strike(target)
+            replace(source, target)
+
+        def grown(path: Any, flags: int, *more: Any, **given: Any) -> int:
+            if flags & os.O_WRONLY:
+                strike(path)
+            return opened(path, flags, *more, **given)
 
         with monkeypatch.context() as patch:
-            patch.setattr(os, "replace", replace)
+            patch.setattr(os, "replace", replaced)
+            patch.setattr(os, "open", grown)
             yield
 
     return failing

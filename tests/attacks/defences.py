@@ -15,6 +15,7 @@ from masked_rounds import play, terms_for
 from rondo.algorithm import Algorithm, Round, Upload
 from rondo.config.schema import PrivacyConfig, RunConfig
 from rondo.params import Params
+from rondo.privacy.accounts.account import Account
 from rondo.privacy.masking.fixed_point import FixedPoint
 from rondo.privacy.mechanism.clip import clipped
 from rondo.privacy.sums.private_sum import PrivateSum
@@ -60,7 +61,7 @@ class Released:
         privacy = {"adversary": "reader", "unit": "client", "delta": 1e-5, "noise": self.noise}
         privacy |= {"clip": float(torch.tensor(norms).sqrt().median())}
         config = self.config.model_copy(update={"privacy": PrivacyConfig.model_validate(privacy)})
-        self.private, self.rounds = PrivateSum(config, len(self.uploads), bytes(32)), 0
+        self.private, self.rounds = PrivateSum(config, len(self.uploads), bytes(32), Account(lambda lines: None)), 0
 
     def __call__(self, drawn: Sequence[int]) -> Params:
         """The model after one in which the clients ``drawn`` took part; each call is another round."""

@@ -175,7 +175,7 @@ def bounds(readings: list[NDArray[np.float64]], included: NDArray[np.bool_]) -> 
 
 
 def test_lower_bound_is_below_the_claim_and_near_it(tmp_path: Path, voices: list[Voice]) -> None:
-    claimed = epsilon_of_shares(NOISE, {1: 1}, DELTA)
+    claimed = epsilon_of_shares({(NOISE, 1.0): 1}, 1, DELTA)
     assert claimed == pytest.approx(epsilon_of_mu(1 / NOISE, DELTA), rel=1e-3)
     readings, included = audited(tmp_path, voices)
     by_sum, by_vector = bounds(readings, included)

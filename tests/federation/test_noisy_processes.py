@@ -3,7 +3,6 @@ none is forgotten."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from test_masked_processes import ROUNDS, rounds
 from test_noisy_sums import claimed, noisy, of_rows
 
 from rondo.federation.site.ledger import Ledger
+from rondo.privacy.accounts.account import read
 
 pytestmark = pytest.mark.slow
 
@@ -31,8 +31,8 @@ def spent_once(work: Path, more: int = 0, at: str = "") -> None:
     """At the server every sum, and at each site every vector, however often it left. ``more``: vectors of the site
     ``at`` that were spent and did not leave."""
     assert [r["epsilon"] for r in rounds(work)] == [claimed(k + 1) for k in range(ROUNDS)]
-    account = json.loads((work / "run" / "privacy.json").read_text())
-    assert [len(sums) for sums in account["sums"].values()] == [1] * ROUNDS
+    account = (work / "run" / "privacy.jsonl").read_bytes().splitlines()
+    assert [entry.attempt for entry in read(account)] == list(range(ROUNDS))
     for site in SITES:
         count = sum(len(vectors(work, site, attempt)) for attempt in range(ROUNDS)) + (more if site == at else 0)
         assert [e for *_, e in Ledger(work / f"at-{site}", {}).accounts(1e-5)] == [of_rows(count)]
@@ -41,7 +41,7 @@ def spent_once(work: Path, more: int = 0, at: str = "") -> None:
 @pytest.mark.parametrize(
     ("kind", "moment", "spare"),
     [
-        ("masked", "half of privacy.json", 0),
+        ("masked", "half of privacy.jsonl", 0),
         ("masked", "half of sum.session", 1),  # the vector is spent and not there: another one leaves
         ("masked", "leaving", 0),
     ],
@@ -64,7 +64,7 @@ def test_site_that_dies_spends_each_vector_once(
         ("masked", "in", 1),
         ("masked", "half of sum.session", 3),
         ("unmask", "in", 0),
-        ("unmask", "half of privacy.json", 0),
+        ("unmask", "half of privacy.jsonl", 0),
     ],
 )
 def test_server_that_dies_has_spent_and_spends_a_sum_once(

@@ -214,7 +214,7 @@ def _shares(
         noise = noise_for(wanted, 1.0, rounds, delta)
     found = {"sites": sites, "threshold": threshold, "colluding": colluding, "delta": delta, "noise": noise}
     found |= {"share": noise / math.sqrt(threshold - colluding)}
-    found |= {"epsilon": epsilon_of_shares(noise, {1: rounds}, delta)}
+    found |= {"epsilon": epsilon_of_shares({(noise, 1.0): rounds}, rounds, delta)}
     found |= {"epsilon_of_rows": epsilon(noise / 2, 1.0, rounds, delta)}
     if numbers is not None:
         found["noise_over_signal"] = found["share"] * math.sqrt(numbers / sites)

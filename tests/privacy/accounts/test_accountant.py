@@ -7,7 +7,7 @@ import pytest
 
 from rondo.config.rules.privacy import LEAST_NOISE
 from rondo.errors import ConfigError
-from rondo.privacy.accounts.accountant import epsilon, epsilon_of_steps, epsilon_of_sums, noise_for
+from rondo.privacy.accounts.accountant import epsilon, epsilon_of_steps, noise_for
 
 dp_accounting = pytest.importorskip("dp_accounting")
 from dp_accounting.gaussian_mechanism import get_epsilon_gaussian  # noqa: E402
@@ -72,13 +72,6 @@ def test_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(ConfigError, match=r"privacy\.unit: .*dp-accounting>=0\.6"):
         epsilon(1.0, 0.1, 1, 1e-3)
-
-
-def test_two_sums_of_a_round_cost_as_one_with_less_noise() -> None:
-    assert epsilon_of_sums(2.0, {(2, 0.1): 5}, 1e-3) == epsilon(2.0 / math.sqrt(2), 0.1, 5, 1e-3)
-    once, again = epsilon_of_sums(2.0, {(1, 1.0): 5}, 1e-3), epsilon_of_sums(2.0, {(1, 1.0): 4, (2, 1.0): 1}, 1e-3)
-    assert once < again
-    assert again == pytest.approx(epsilon(2.0, 1.0, 6, 1e-3), rel=1e-3)  # without sampling, sums are rounds
 
 
 @pytest.mark.slow

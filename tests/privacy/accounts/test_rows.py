@@ -14,6 +14,7 @@ from rondo import algorithms
 from rondo.algorithm import Client, Round, ServerState
 from rondo.config import load
 from rondo.privacy.accounts import rows as spent
+from rondo.privacy.accounts.account import Account
 from rondo.privacy.accounts.rows import TOLD, RowAccount
 
 
@@ -38,11 +39,11 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
 def account(**privacy: Any) -> RowAccount:
     rows = {"adversary": "server", "unit": "example", "clip": 1.0, "noise": 1.0, "delta": 1e-5, **privacy}
     sections = {"privacy": rows, "clients": {"weighting": "uniform"}, "task": {"labels": ["a", "b"]}}
-    return RowAccount(load({**sections, "train": {"batch_size": 16}}, check_paths=False))
+    return RowAccount(load({**sections, "train": {"batch_size": 16}}, check_paths=False), Account(lambda lines: None))
 
 
 def of_each(found: RowAccount) -> dict[str, float]:
-    return {client: Counted()({(1.0, share): n for share, n in own.items()}, 0) for client, own in found.steps.items()}
+    return {client: Counted()(own, 0) for client, own in found.account.steps.items()}
 
 
 def drawn(seed: int, count: int) -> list[Client]:
@@ -56,6 +57,7 @@ def trained(found: RowAccount, clients: list[Client], luck: random.Random) -> No
         for _ in range(luck.randint(0, 3)):
             rows = client.num_examples // luck.choice([1, 1, 1, 2])
             found.count(Client(client.id, rows), -(-rows // 16))
+    found.settle()
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -69,12 +71,13 @@ def test_thousand_clients_take_epsilon_of_some_ten(counted: Counted) -> None:
     found, clients = account(), drawn(0, 1000)
     for client in clients:
         found.count(client, -(-client.num_examples // 16))
+    found.settle()
     largest = found.record(())["epsilon"]
     assert largest == max(of_each(found).values())
     assert counted.asked < 20
     for share in (0.7, 0.4):
         counted.asked = 0
-        beyond = found._above(share * largest, found.steps)
+        beyond = found._above(share * largest, found.account.steps)
         assert set(beyond) == {client for client, epsilon in of_each(found).items() if epsilon > share * largest}
         assert counted.asked < 2 * len(beyond) + 20
 
@@ -87,6 +90,7 @@ def test_clients_within_the_budget_are_those_that_are_by_themselves(seed: int, c
     able = found.able(algorithm, state, clients, Round(0, 2, 0, 200))
     for client in clients:
         found.count(client, -(-client.num_examples // 16))
+    found.settle()
     after = of_each(found)
     assert able == [client for client in clients if after[client.id] <= 0.02 + 0.1 * seed]
 

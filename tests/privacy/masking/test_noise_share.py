@@ -184,7 +184,7 @@ def test_shares_are_as_private_as_gaussian_noise(honest: int) -> None:
     law = of_sum(deviation, honest)
     law = np.where(law < 1e-300, 0.0, law)
     for delta in (1e-2, 1e-4):
-        claimed = epsilon_of_shares(1.0, {1: 1}, delta)
+        claimed = epsilon_of_shares({(1.0, 1.0): 1}, 1, delta)
         other = np.roll(law, change)
         assert np.maximum(law - math.exp(claimed) * other, 0).sum() <= delta
         less = replace(share, noise=0.8)
@@ -195,9 +195,8 @@ def test_shares_are_as_private_as_gaussian_noise(honest: int) -> None:
 @pytest.mark.slow
 def test_epsilon_has_the_distance_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("dp_accounting")
-    plain = epsilon(2.0, 1.0, 5, 1e-3)
-    assert epsilon_of_shares(2.0, {1: 5}, 1e-3) == pytest.approx(plain, abs=1e-12)
-    assert epsilon_of_shares(2.0, {1: 3, 2: 1}, 1e-3) == pytest.approx(plain, rel=1e-3)
-    assert epsilon_of_shares(2.0, {}, 1e-3) == 0
+    steps, plain = {(2.0, 1.0): 5}, epsilon(2.0, 1.0, 5, 1e-3)
+    assert epsilon_of_shares(steps, 5, 1e-3) == pytest.approx(plain, abs=1e-12)
+    assert epsilon_of_shares({}, 0, 1e-3) == 0
     monkeypatch.setattr(noise_share, "CLOSENESS", 0.01 / NUMBERS)
-    assert epsilon_of_shares(2.0, {1: 5}, 1e-3) == pytest.approx(epsilon(2.0, 1.0, 5, 1e-3 * math.exp(-0.05)) + 0.1)
+    assert epsilon_of_shares(steps, 5, 1e-3) == pytest.approx(epsilon(2.0, 1.0, 5, 1e-3 * math.exp(-0.05)) + 0.1)

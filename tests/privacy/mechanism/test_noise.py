@@ -37,21 +37,27 @@ def test_numbers_of_one_sum_are_independent() -> None:
 
 
 def test_noise_is_scaled() -> None:
-    zero = torch.zeros(50, dtype=torch.float64)
-    torch.testing.assert_close(noised(zero, 2.5, KEY, 0), 2.5 * noise(50))
+    drawn = noised(torch.zeros(1_000_000, dtype=torch.float64), 2.5, KEY, 0)
+    assert abs(float(drawn.std()) - 2.5) < 0.0125
 
 
 def test_same_sum_of_an_attempt_has_the_same_noise() -> None:
     assert torch.equal(noise(100, 7), noise(100, 7))
 
 
-def test_attempts_keys_and_sums_have_noise_of_their_own() -> None:
+def test_attempts_keys_sums_and_deviations_have_noise_of_their_own() -> None:
     other_sum = torch.zeros(100_000, dtype=torch.float64)
     other_sum[0] = 1e-300
     drawn = torch.stack(
-        [noise(100_000), noise(100_000, 1), noise(100_000, key=bytes(32)), noised(other_sum, 1.0, KEY, 0)]
+        [
+            noise(100_000),
+            noise(100_000, 1),
+            noise(100_000, key=bytes(32)),
+            noised(other_sum, 1.0, KEY, 0),
+            noised(torch.zeros_like(other_sum), 2.5, KEY, 0),
+        ]
     )
-    between = torch.corrcoef(drawn) - torch.eye(4, dtype=torch.float64)
+    between = torch.corrcoef(drawn) - torch.eye(5, dtype=torch.float64)
     assert float(between.abs().max()) < 5 / math.sqrt(100_000)
 
 

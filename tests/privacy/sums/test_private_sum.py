@@ -14,9 +14,10 @@ from torch import Tensor
 from rondo.algorithm import Client, Round, ServerState, Upload
 from rondo.algorithms import get
 from rondo.config import load
+from rondo.privacy.accounts.account import Account, read
 from rondo.privacy.mechanism.adaptive import START
 from rondo.privacy.mechanism.clip import clipped
-from rondo.privacy.mechanism.noise import noised
+from rondo.privacy.mechanism.noise import digest_of, noised
 from rondo.privacy.sums import private_sum as module
 from rondo.privacy.sums.private_sum import PrivateSum
 
@@ -40,7 +41,7 @@ def config(**clients: Any) -> Any:
 
 
 def make(kind: type[PrivateSum] = PrivateSum, key: bytes = bytes(32), **changes: Any) -> PrivateSum:
-    return kind(replace_config(config(), **changes), len(CLIENTS), key)
+    return kind(replace_config(config(), **changes), len(CLIENTS), key, Account(lambda lines: None))
 
 
 def replace_config(whole: Any, **privacy: Any) -> Any:
@@ -94,7 +95,7 @@ def noise_of_other_sums_of_an_attempt_is_other_noise(kind: type[PrivateSum]) -> 
     private = make(kind)
     one, other = published(private, []), published(private, [upload(CLIENTS[0], 0.5)])
     assert float((one - other).norm()) > 10 * CLIP / 20
-    assert len(set(private.releases.get(0, []))) == 2
+    assert private.account.steps == {"": {(NOISE / math.sqrt(2), 0.2): 1}}
 
 
 def sample_follows_from_the_key_alone(kind: type[PrivateSum]) -> None:
@@ -136,7 +137,7 @@ def empty_rounds_count(kind: type[PrivateSum]) -> None:
     private = make(kind)
     assert private.least == 0
     published(private, [])
-    assert private.epsilon() > 0
+    assert private.spent.epsilon() > 0
 
 
 LAWS: tuple[Callable[[type[PrivateSum]], None], ...] = (
@@ -257,17 +258,17 @@ def test_clip_of_an_attempt_that_is_repeated_stays() -> None:
 def test_same_sum_spends_once_and_another_again() -> None:
     private = make()
     one = published(private, [])
-    once = private.epsilon()
+    once = private.spent.epsilon()
     assert published(private, []).equal(one)
-    assert private.epsilon() == once
+    assert private.spent.epsilon() == once
     published(private, [upload(CLIENTS[0], 0.5)])
-    assert private.epsilon() > once
-    assert sorted(map(len, private.releases.values())) == [2]
+    assert private.spent.epsilon() > once
+    assert private.account.steps == {"": {(NOISE / math.sqrt(2), 0.2): 1}}
 
 
 def test_sum_is_written_down_before_it_is_used() -> None:
-    kept: list[Any] = []
-    private = replace(make(), keep=lambda releases, *_: kept.append({k: list(v) for k, v in releases.items()}))
+    kept: list[bytes] = []
+    private = replace(make(), account=Account(kept.append))
 
     class Failing:
         def __getattr__(self, name: str) -> Any:
@@ -278,7 +279,9 @@ def test_sum_is_written_down_before_it_is_used() -> None:
     total = private.total(FEDAVG, state(), [], round_of())
     with pytest.raises(RuntimeError, match="dies"):
         private.opened(Failing(), state(), total, round_of())  # type: ignore[arg-type]
-    assert kept == [{0: private.releases[0]}]
+    (entry,) = read(kept)
+    assert (entry.attempt, entry.kind, entry.clip) == (0, (NOISE, 0.2), CLIP)
+    assert entry.sum == digest_of(total, NOISE * CLIP).hex()
 
 
 def test_clients_that_come_later_make_no_earlier_sum_cheaper() -> None:
@@ -286,13 +289,13 @@ def test_clients_that_come_later_make_no_earlier_sum_cheaper() -> None:
     few, attempts = make(), range(5)
     for attempt in attempts:
         published(few, [], attempt)
-    spent = few.epsilon()
-    many = PrivateSum(few.config, 10 * len(CLIENTS), few.key, few.releases, few.sampled)
-    assert many.epsilon() == spent
-    assert many.epsilon(1) < few.epsilon(1)
+    spent = few.spent.epsilon()
+    many = PrivateSum(few.config, 10 * len(CLIENTS), few.key, few.account)
+    assert many.spent.epsilon() == spent
+    assert many.spent.epsilon(1) < few.spent.epsilon(1)
     published(many, [upload(CLIENTS[0], 0.5)], 0)  # another sum of an old round: the larger probability holds
-    assert many.sampled == dict.fromkeys(attempts, 0.2)
-    assert many.epsilon() > spent
+    assert {sampled for _, sampled in many.account.steps[""]} == {0.2}
+    assert many.spent.epsilon() > spent
 
 
 def test_upload_that_cannot_be_added_counts_as_zero() -> None:
@@ -306,9 +309,9 @@ def test_upload_that_cannot_be_added_counts_as_zero() -> None:
 def test_budget_is_exhausted_before_it_is_exceeded() -> None:
     private = make(budget=1.0)
     attempt = 0
-    while not private.exhausted:
+    while not private.spent.exhausted:
         published(private, [], attempt)
         attempt += 1
-        assert private.epsilon() <= 1.0
-    assert private.epsilon(1) > 1.0
+        assert private.spent.epsilon() <= 1.0
+    assert private.spent.epsilon(1) > 1.0
     assert attempt > 0

@@ -51,10 +51,10 @@ def audited(ring: int) -> tuple[float, np.ndarray, np.ndarray]:
         "debug_seed": SEED,
     }
     sections = {"clients": {"weighting": "uniform"}, "task": {"labels": ["a", "b"]}}
-    spent: dict[int, int] = {}
+    spent: list[str] = []
 
     def spend(attempt: int, digest: str) -> None:
-        spent[1] = spent.get(1, 0) + 1
+        spent.append(digest)
 
     run = masked_sum(load({"privacy": privacy, **sections}, check_paths=False), CLIENTS, lambda attempt, digest: None)
     assert run is not None
@@ -76,7 +76,8 @@ def audited(ring: int) -> tuple[float, np.ndarray, np.ndarray]:
         assert len(drawn) == SITES
         run.opened(get("fedavg"), state, total, round)
         seen += total.integers.numpy() - np.sum(drawn[HONEST:], axis=0)
-    return epsilon_of_shares(NOISE, spent, DELTA), seen / 2.0**run.points.fraction / CLIP / ROUNDS, included
+    claimed = epsilon_of_shares({(NOISE, 1.0): len(spent)}, len(spent), DELTA)
+    return claimed, seen / 2.0**run.points.fraction / CLIP / ROUNDS, included
 
 
 @pytest.mark.parametrize("ring", [32, pytest.param(64, marks=pytest.mark.slow)])

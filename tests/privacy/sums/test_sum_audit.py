@@ -14,6 +14,7 @@ from audits import least_mu_at
 from rondo.algorithm import Client, Round, ServerState, Upload
 from rondo.algorithms import get
 from rondo.config import load
+from rondo.privacy.accounts.account import Account
 from rondo.privacy.mechanism.clip import clipped
 from rondo.privacy.mechanism.noise import noised
 from rondo.privacy.sums import private_sum as module
@@ -31,8 +32,10 @@ def scores(trials: int, norm: float, weight: float) -> tuple[np.ndarray, np.ndar
     """The published change along the canary, in clips, of as many rounds with it as without."""
     privacy = {"adversary": "reader", "unit": "client", "clip": CLIP, "noise": NOISE, "delta": 1e-3}
     raw = {"privacy": privacy, "clients": {"weighting": "uniform", "sampling": "full"}, "task": {"labels": ["a", "b"]}}
-    algorithm, private = get("fedavg"), PrivateSum(load(raw, check_paths=False), CLIENTS, bytes(range(32)))
-    private.keep = lambda *_: None
+    algorithm, private = (
+        get("fedavg"),
+        PrivateSum(load(raw, check_paths=False), CLIENTS, bytes(range(32)), Account(lambda lines: None)),
+    )
     canary = Upload(Client("canary", 7), {n: t + norm * STEP for n, t in STATE.params.items()}, weight)
     other = Upload(Client("other", 7), {n: t - 0.3 for n, t in STATE.params.items()}, 1.0)
     included = np.arange(2 * trials) % 2 == 1

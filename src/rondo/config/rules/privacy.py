@@ -93,6 +93,8 @@ def _guarantee(privacy: PrivacyConfig) -> Iterator[Problem]:
         yield Problem("privacy.noise", too_quiet(privacy.noise))
     if privacy.noise == 0 and privacy.budget is not None:
         yield Problem("privacy.budget", "without noise epsilon is infinite: raise privacy.noise, or remove it")
+    if privacy.debug_seed is not None and privacy.budget is not None:
+        yield Problem("privacy.budget", "known noise counts as none, so epsilon is infinite: remove it, or debug_seed")
 
 
 def _of_clients(config: RunConfig) -> Iterator[Problem]:

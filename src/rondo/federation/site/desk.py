@@ -33,12 +33,13 @@ from rondo.federation.site.audit import Audit, Unwritten
 from rondo.federation.site.contract import Contract
 from rondo.federation.site.disk import Disk
 from rondo.federation.site.joining import Declined, Joining, Offer, for_the_server
-from rondo.federation.site.ledger import Allowance, Ledger, noise_of
+from rondo.federation.site.ledger import Allowance, Ledger
 from rondo.federation.site.opened import Opened
 from rondo.federation.site.sum_allowance import allowance_of
 from rondo.federation.site.sums import Sums
 from rondo.federation.site.withheld import Withheld
 from rondo.params import Params
+from rondo.privacy.accounts.account import Entry
 from rondo.privacy.masking.session import Refused
 from rondo.process import on_threads
 from rondo.runs.assembly import Assembly
@@ -237,7 +238,7 @@ class Desk:
             network, task = assembly.model.network, assembly.task
             local = LocalRound(assembly.algorithm, network, task, assembly.config, kept, assembly.prefix, self._until)
             if assembly.config.guarantee.of_rows:
-                spend = Allowance(self.ledger, self.contract.privacy, plan.run, noise_of(assembly.config), self.told)
+                spend = Allowance(self.ledger, self.contract.privacy, plan.run, Entry.of(assembly.config), self.told)
                 local = replace(local, spend=spend)
             scorer = assembly.scorer(kept)
             scorer = replace(scorer, fitting=replace(scorer.fitting, stop=self._until))

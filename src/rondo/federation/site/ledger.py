@@ -14,59 +14,51 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeAlias
 
 from rondo.algorithm import Client, ClientFailed
-from rondo.config.schema import RunConfig
 from rondo.data.files.tables import Rows
 from rondo.errors import ConfigError
 from rondo.federation.site.contract import PrivacyTerms
+from rondo.privacy.accounts.account import Account, Entry, Steps, read
 from rondo.privacy.accounts.accountant import epsilon_of_steps
 from rondo.privacy.mechanism.draws import Draws
 from rondo.runs.storage import durable
 from rondo.tasks.row_checks import value_name
 
-FILE, KEY, MARKS = "privacy.json", "privacy.key", "privacy-rows"
+FILE, KEY, MARKS = "privacy.jsonl", "privacy.key", "privacy-rows"
+_FORMER = "privacy.json"
 _KEY_BYTES = 32
 _MARK = 8
 """Bytes of a digest."""
-
-Steps: TypeAlias = Mapping[tuple[float, float], int]
-"""Numbers of steps, by noise multiplier and probability of a unit."""
-
-
-def noise_of(config: RunConfig) -> float:
-    """The noise multiplier of a private run as it counts here: 0 where the noise is of a seed that the server knows."""
-    assert config.privacy.noise is not None
-    return config.privacy.noise if config.privacy.debug_seed is None else 0.0
 
 
 @dataclass(frozen=True)
 class Allowance:
     """Writes the private trainings of a run down, and refuses those that would exceed the contract.
 
-    ``noise``: the run's noise multiplier.
+    ``protection``: the run's.
     """
 
     ledger: Ledger
     allowed: PrivacyTerms
     run: str
-    noise: float
+    protection: Entry
     told: Callable[[str], None]
 
     def __call__(self, client: Client, draws: Draws, steps: int) -> None:
         """Called before the first of ``steps`` private steps. Raises :class:`ClientFailed`."""
         delta, most = self.allowed.delta, self.allowed.max_epsilon
-        after = self.ledger.epsilon(client.id, delta, {(self.noise, draws.probability): steps})
+        entry = replace(self.protection, run=self.run, sampled=draws.probability, count=steps)
+        after = self.ledger.epsilon(client.id, delta, {entry.kind: steps})
         if most is not None and after > most:
             detail = f"its owner allows epsilon {most:g} over all runs on these rows, and this training would exceed it"
             raise ClientFailed(client.id, "refused", detail)
-        self.ledger.spend(client.id, self.run, self.noise, draws, steps)
+        self.ledger.spend(client.id, entry)
         limit = "" if most is None else f" of {most:g}"
         self.told(f"{client.id}: epsilon {after:.3g}{limit} at delta {delta:g}, over all runs on these rows")
 
@@ -93,26 +85,26 @@ class Ledger:
     """The digests of each client's inputs, or persons."""
     _pairs: dict[tuple[str, str], bool] = field(default_factory=dict)
     """Whether two clients share one."""
+    _journal: durable.Journal = field(init=False)
+    _runs: dict[str, Account] = field(init=False, default_factory=dict)
+    """The account of each run, as far as the journal was read."""
+
+    def __post_init__(self) -> None:
+        self._journal = durable.Journal(self.folder / FILE)
 
     def epsilon(self, client: str, delta: float, more: Steps | None = None, *, apart_from: str = "") -> float:
         """Epsilon at ``delta`` of all steps so far on rows of ``client``, and of ``more`` steps. ``apart_from``: a run
         that does not count."""
         return epsilon_of_steps(added(*self._spent_on(self._file(client), apart_from), more or {}), delta)
 
-    def spend(self, client: str, run: str, noise: float, draws: Draws, steps: int) -> None:
-        """Write ``steps`` steps of ``run`` down. They are on the disk when this returns."""
-        file, content = self._file(client), self._read()
+    def spend(self, client: str, entry: Entry) -> None:
+        """Write ``entry`` down, on the rows of ``client``. It is on the disk when this returns."""
+        file, runs = self._file(client), self._read()
         marks = self.folder / MARKS / file
         if not marks.is_file():
             durable.make_folder(marks.parent)
             durable.write(marks, b"".join(sorted(self._marks(client))))
-        runs = content.setdefault(file, {}).setdefault(run, [])
-        kinds = {(entry[0], entry[1]): entry for entry in runs}
-        if (entry := kinds.get((noise, draws.probability))) is not None:
-            entry[2] += steps
-        else:
-            runs.append([noise, draws.probability, steps])
-        durable.write(self.folder / FILE, json.dumps(content).encode())
+        runs.setdefault(entry.run, Account(self._write)).spend(replace(entry, who=file))
 
     def sharing(self, client: str, others: Iterable[str]) -> list[str]:
         """Those of ``others`` that share an input or a person with ``client``, itself among them."""
@@ -126,16 +118,16 @@ class Ledger:
 
     def accounts(self, delta: float) -> Iterator[tuple[str, int, float]]:
         """The digest of every file of rows that was trained on, with the number of runs, and epsilon."""
-        for file, runs in self._read().items():
-            yield file, len(runs), epsilon_of_steps(added(*self._spent_on(file)), delta)
+        runs = Counter(file for account in self._read().values() for file in account.steps)
+        for file, count in runs.items():
+            yield file, count, epsilon_of_steps(added(*self._spent_on(file)), delta)
 
     def _spent_on(self, file: str, apart_from: str = "") -> Iterator[Steps]:
         """The steps on every file that shares an input or a person with ``file``."""
-        for other, runs in self._read().items():
+        counted = [account.steps for run, account in self._read().items() if run != apart_from]
+        for other in dict.fromkeys(name for steps in counted for name in steps):
             if other == file or _kind(other) != _kind(file) or self._overlap(file, other):
-                for run, kinds in runs.items():
-                    if run != apart_from:
-                        yield from ({(noise, share): int(steps)} for noise, share, steps in kinds)
+                yield from (steps[other] for steps in counted if other in steps)
 
     def _overlap(self, file: str, other: str) -> bool:
         """Whether two files share an input, or a person."""
@@ -168,24 +160,27 @@ class Ledger:
             else:
                 yield value_name(row[self.persons]).encode("utf-8", "surrogatepass")
 
-    def _read(self) -> dict[str, dict[str, list[list[float]]]]:
-        """The spending by file and run: lists of noise, probability and steps."""
+    def _read(self) -> dict[str, Account]:
+        """The account of each run."""
         path = self.folder / FILE
-        if not path.is_file():
-            return {}
+        if (former := self.folder / _FORMER).exists():
+            message = f"{str(former)!r} is a ledger of a former version, which this one does not read"
+            raise ConfigError.at("--state", f"{message}: name another folder, and count what was spent by yourself")
+        if (path.stat().st_size if path.is_file() else 0) == self._journal.position.bytes:
+            return self._runs
+        self._runs.clear()
         try:
-            content = json.loads(path.read_bytes())
-            for runs in content.values():
-                for kinds in runs.values():
-                    for noise, share, steps in kinds:
-                        if not (0 <= noise < math.inf and 0 < share <= 1 and type(steps) is int and steps >= 0):
-                            raise ValueError("numbers out of their range")
-        except (AttributeError, TypeError, ValueError) as error:
+            for entry in read(self._journal.whole()):
+                self._runs.setdefault(entry.run, Account(self._write)).count(entry)
+        except ValueError as error:
             message = (
                 f"{str(path)!r} is damaged ({error}), and without it nobody knows what was spent: take a copy of it"
             )
             raise ConfigError.at("--state", message) from None
-        return dict(content)
+        return self._runs
+
+    def _write(self, lines: bytes) -> None:
+        self._journal.append(lines.removesuffix(b"\n"))
 
     def _key(self) -> bytes:
         """The site's own key, made once."""
@@ -216,10 +211,6 @@ def _marks_in(path: Path) -> set[bytes]:
     return {data[start : start + _MARK] for start in range(0, len(data), _MARK)}
 
 
-def added(*parts: Steps) -> dict[tuple[float, float], int]:
+def added(*parts: Steps) -> Steps:
     """The steps of all ``parts`` together."""
-    total: dict[tuple[float, float], int] = {}
-    for part in parts:
-        for kind, steps in part.items():
-            total[kind] = total.get(kind, 0) + steps
-    return total
+    return sum(map(Counter, parts), Counter())

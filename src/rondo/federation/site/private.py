@@ -10,9 +10,10 @@ from rondo.config.schema import RunConfig
 from rondo.data.files.tables import Rows
 from rondo.errors import ConfigError
 from rondo.federation.site.contract import PrivacyTerms
-from rondo.federation.site.ledger import Ledger, Steps, added
+from rondo.federation.site.ledger import Ledger, added
 from rondo.federation.site.sum_allowance import steps_of
 from rondo.federation.site.term import Term
+from rondo.privacy.accounts.account import Steps
 from rondo.privacy.mechanism.draws import Draws
 from rondo.privacy.steps.planned import private_steps
 from rondo.runs.assembly import Assembly

@@ -7,16 +7,13 @@ same vector again counts once.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rondo.config.schema import RunConfig
 from rondo.federation.site.contract import PrivacyTerms
-from rondo.federation.site.ledger import Ledger, noise_of
+from rondo.federation.site.ledger import Ledger
+from rondo.privacy.accounts.account import Entry
 from rondo.privacy.masking.session import Refused
-from rondo.privacy.mechanism.draws import Draws
-
-_WHOLE = Draws(1, 1)
-"""A site's rows are in every sum that it sends a vector to: the server knows who took part."""
 
 
 def steps_of(ledger: Ledger, noise: float, client: str, clients: Collection[str]) -> dict[tuple[float, float], int]:
@@ -27,7 +24,7 @@ def steps_of(ledger: Ledger, noise: float, client: str, clients: Collection[str]
     """
     steps: dict[tuple[float, float], int] = {}
     for other in ledger.sharing(client, clients):
-        kind = (_of_rows(ledger, noise, other, clients), _WHOLE.probability)
+        kind = (_of_rows(ledger, noise, other, clients), 1.0)  # the server knows who took part
         steps[kind] = steps.get(kind, 0) + 1
     return steps
 
@@ -43,13 +40,13 @@ def _of_rows(ledger: Ledger, noise: float, client: str, clients: Collection[str]
 class SumAllowance:
     """Writes the vectors of a run down, and refuses those that would exceed the contract.
 
-    ``noise``: the run's.
+    ``protection``: the run's.
     """
 
     ledger: Ledger
     allowed: PrivacyTerms
     run: str
-    noise: float
+    protection: Entry
     told: Callable[[str], None]
 
     def beyond(self, clients: Collection[str]) -> str | None:
@@ -66,8 +63,8 @@ class SumAllowance:
             raise Refused("budget", reason)
         limit = "" if self.allowed.max_epsilon is None else f" of {self.allowed.max_epsilon:g}"
         for client in clients:
-            noise = _of_rows(self.ledger, self.noise, client, clients)
-            self.ledger.spend(client, self.run, noise, _WHOLE, 1)
+            noise = _of_rows(self.ledger, self.protection.noise, client, clients)
+            self.ledger.spend(client, replace(self.protection, run=self.run, noise=noise))
         for client in clients:
             after = self.ledger.epsilon(client, self.allowed.delta)
             told = f"epsilon {after:.3g}{limit} at delta {self.allowed.delta:g}, over all runs on these rows"
@@ -75,7 +72,7 @@ class SumAllowance:
 
     def _after(self, client: str, clients: Collection[str]) -> float:
         """Epsilon of the rows of ``client`` after a vector of ``clients``."""
-        more = steps_of(self.ledger, self.noise, client, clients)
+        more = steps_of(self.ledger, self.protection.kind[0], client, clients)
         return self.ledger.epsilon(client, self.allowed.delta, more)
 
 
@@ -85,4 +82,4 @@ def allowance_of(
     """The allowance of a run; None where its sites add no noise to masked uploads."""
     if config.guarantee.noise_from != "sites":
         return None
-    return SumAllowance(ledger, allowed, run, noise_of(config), told)
+    return SumAllowance(ledger, allowed, run, Entry.of(config), told)

@@ -30,19 +30,9 @@ def epsilon(noise: float, sampled: float, rounds: int, delta: float) -> float:
     Infinite without noise; 0 after no round. Raises ValueError for a number out of its range, ConfigError without the
     package dp-accounting.
     """
-    return epsilon_of_sums(noise, {(1, sampled): rounds}, delta)
-
-
-def epsilon_of_sums(noise: float, rounds: Mapping[tuple[int, float], int], delta: float) -> float:
-    """:func:`epsilon` where a round may have published several sums, and q may change. ``rounds``: how many rounds, by
-    the number of sums and q.
-
-    c sums of one sample, each with noise of its own, tell as much as one with noise / sqrt(c).
-    """
-    numbers = (math.isfinite(noise) and noise >= 0, 0 < delta < 1)
-    if not all(numbers) or any(n < 1 or not 0 < q <= 1 or count < 0 for (n, q), count in rounds.items()):
-        raise ValueError(f"no epsilon of noise {noise}, delta {delta}, rounds by sums and q {dict(rounds)}")
-    return epsilon_of_steps({(noise / math.sqrt(sums), q): count for (sums, q), count in rounds.items()}, delta)
+    if not (math.isfinite(noise) and noise >= 0 and 0 < sampled <= 1 and rounds >= 0 and 0 < delta < 1):
+        raise ValueError(f"no epsilon of {rounds} rounds of noise {noise}, q {sampled}, delta {delta}")
+    return epsilon_of_steps({(noise, sampled): rounds}, delta)
 
 
 def epsilon_of_steps(steps: Mapping[tuple[float, float], int], delta: float, enough: float = 0.0) -> float:

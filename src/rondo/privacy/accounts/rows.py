@@ -3,20 +3,18 @@ whose next local training stays within the budget."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from rondo.algorithm import Algorithm, Client, FitOptions, Round
 from rondo.algorithms.trial import trial_fits
 from rondo.config.schema import RunConfig
+from rondo.privacy.accounts.account import Account, Entry, Steps, told
 from rondo.privacy.accounts.accountant import epsilon_of_steps
 from rondo.privacy.mechanism.draws import Draws
 from rondo.privacy.steps.planned import private_steps
-
-Steps: TypeAlias = Mapping[str, Mapping[float, int]]
-"""Private steps by client id and by the probability of a unit to be in one."""
 
 TOLD = 20
 """Most clients of a round whose own epsilon its record tells: each takes a tenth of a second, and several at first."""
@@ -29,44 +27,47 @@ class RowAccount:
     A training counts from before it is asked for, so no death of the server forgets it; once its answer is there, it
     counts as that says. One without an answer counts whole: it may have come too late to be read. Rows that a client
     gets later change the probability of later steps alone.
-
-    ``keep``: writes the steps down.
     """
 
     config: RunConfig
-    steps: dict[str, Mapping[float, int]] = field(default_factory=dict)
-    keep: Callable[[Steps], None] = lambda steps: None
-    _asked: dict[str, Mapping[float, int]] = field(default_factory=dict)
-    """The steps of clients that have not answered yet, as if they had."""
+    account: Account
+    _asked: dict[str, Entry] = field(default_factory=dict)
+    """The trainings that have no answer yet."""
+    _other: list[Entry] = field(default_factory=list)
+    """What the answers since have counted, where it is not what was asked for."""
+    _attempt: int = 0
 
     def ask(self, algorithm: Algorithm[Any], state: Any, clients: Sequence[Client], round: Round) -> None:
         """Write down what ``clients`` are about to be asked for, as if all were to answer."""
+        self._attempt = round.attempt
         planned = self._planned(algorithm, state, clients, round)
-        self._asked = {client.id: self._after(client, more) for client, more in planned if more}
-        self.keep({**self.steps, **self._asked})
+        self._asked = {client.id: self._entry(client, more) for client, more in planned if more}
+        self.account.spend(*self._asked.values())
 
     def count(self, client: Client, steps: int) -> None:
         """Count the private steps of an answer. One that did not count has been seen too."""
-        self._asked.pop(client.id, None)
-        self.steps[client.id] = self._after(client, steps)
+        asked, taken = self._asked.pop(client.id, None), self._entry(client, steps)
+        if asked != taken:
+            self._other += [taken] if steps else []
+            self._other += [] if asked is None else [replace(asked, count=-asked.count)]
 
     def settle(self) -> None:
-        """Write down what the answers have counted, and the trainings without one."""
-        self.steps |= self._asked
-        self._asked = {}
-        self.keep(self.steps)
+        """Write down what the answers have counted. A training without an answer stays as it was asked for."""
+        self.account.spend(*self._other)
+        self._other = []
 
     def record(self, asked: Collection[str]) -> dict[str, Any]:
         """Keys of a round's record: ``epsilon``, the largest of all clients so far, of those that left too;
         ``client_epsilon``, by id of those ``asked`` in this round, where they are few (:data:`TOLD`);
-        ``epsilon_valid``, False with a debug seed. None is no guarantee at all."""
-        few = len(asked) <= TOLD
-        told = {client: self._epsilon(self.steps.get(client, {})) for client in asked if few}
-        others = {client: own for client, own in self.steps.items() if client not in told}
-        largest = max(told.values(), default=0.0)
+        ``epsilon_valid``, False where some noise was known or none. None is no guarantee at all."""
+        few, steps = len(asked) <= TOLD, self.account.steps
+        of_asked = {client: self._epsilon(steps.get(client, {})) for client in asked if few}
+        others = {client: own for client, own in steps.items() if client not in of_asked}
+        largest = max(of_asked.values(), default=0.0)
         largest = max([largest, *self._above(largest, others, rising=True).values()])
-        own = {"client_epsilon": {client: _told(epsilon) for client, epsilon in told.items()}} if few else {}
-        return {"epsilon": _told(largest), **own, "epsilon_valid": self.config.privacy.debug_seed is None}
+        own = {"client_epsilon": {client: told(epsilon) for client, epsilon in of_asked.items()}} if few else {}
+        valid = self.account.noisy and self._now.kind[0] > 0
+        return {"epsilon": told(largest), **own, "epsilon_valid": valid}
 
     def able(self, algorithm: Algorithm[Any], state: Any, clients: Sequence[Client], round: Round) -> Sequence[Client]:
         """The clients whose local training in ``round`` keeps their epsilon within ``privacy.budget``: all where there
@@ -92,29 +93,38 @@ class RowAccount:
         for client in clients:
             yield client, private_steps(fits, self.config.train, client.num_examples) if client.num_examples else 0
 
-    def _after(self, client: Client, more: int) -> Mapping[float, int]:
-        """The steps of ``client`` so far, and ``more``."""
-        own = self.steps.get(client.id, {})
-        if not more:
-            return own
-        share = Draws(self.config.train.batch_size, client.num_examples).probability
-        return {**own, share: own.get(share, 0) + more}
+    @property
+    def _now(self) -> Entry:
+        return Entry.of(self.config)
 
-    def _above(self, limit: float, accounts: Steps, *, rising: bool = False) -> Mapping[str, float]:
+    def _entry(self, client: Client, steps: int) -> Entry:
+        """``steps`` steps on the rows of ``client``."""
+        share = Draws(self.config.train.batch_size, client.num_examples).probability
+        return replace(self._now, who=client.id, attempt=self._attempt, sampled=share, count=steps)
+
+    def _after(self, client: Client, more: int) -> Steps:
+        """The steps of ``client`` so far, and ``more``."""
+        own = Counter(self.account.steps.get(client.id, {}))
+        own[self._entry(client, more).kind] += more
+        return +own
+
+    def _above(self, limit: float, accounts: Mapping[str, Steps], *, rising: bool = False) -> Mapping[str, float]:
         """Epsilon of the ``accounts`` above ``limit``, by client; with ``rising``, of those above all that were found
         before them, so that the largest is among these.
 
-        Epsilon grows with the probability and with the number of steps, so that of a group is at most epsilon of the
-        largest of both. Where this bound is low enough, the next group is twice as large; else the group is halved.
+        Epsilon grows with the probability, with the number of steps and as the noise falls, so that of a group is at
+        most epsilon of the largest of both at the least noise. Where this bound is low enough, the next group is twice
+        as large; else the group is halved.
         """
         found: dict[str, float] = {}
-        order = [(max(own), sum(own.values()), client) for client, own in accounts.items() if own]
+        order = [(max(q for _, q in own), sum(own.values()), client) for client, own in accounts.items() if own]
+        least = min((noise for own in accounts.values() for noise, _ in own), default=0.0)
         order.sort(reverse=True)
         at, size = 0, 1
         while at < len(order):
             group = order[at : at + size]
             share, most, client = group[0][0], max(steps for _, steps, _ in group), group[0][2]
-            epsilon = self._epsilon(accounts[client] if len(group) == 1 else {share: most}, limit)
+            epsilon = self._epsilon(accounts[client] if len(group) == 1 else {(least, share): most}, limit)
             if epsilon <= limit:
                 at, size = at + len(group), 2 * len(group)
             elif len(group) > 1:
@@ -125,13 +135,5 @@ class RowAccount:
                 at += 1
         return found
 
-    def _epsilon(self, steps: Mapping[float, int], enough: float = 0.0) -> float:
-        privacy = self.config.privacy
-        assert privacy.noise is not None
-        assert privacy.delta is not None
-        kinds = {(privacy.noise, share): count for share, count in steps.items()}
-        return epsilon_of_steps(kinds, privacy.delta, enough)
-
-
-def _told(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    def _epsilon(self, steps: Steps, enough: float = 0.0) -> float:
+        return epsilon_of_steps(steps, self._now.delta, enough)

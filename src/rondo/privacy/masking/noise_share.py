@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rondo.privacy.accounts.accountant import epsilon_of_sums
+from rondo.privacy.accounts.accountant import epsilon_of_steps
 from rondo.privacy.masking.fixed_point import FixedPoint, Ring
 from rondo.privacy.mechanism.clip import clipped
 from rondo.privacy.mechanism.discrete import discrete_gaussian
@@ -106,14 +106,13 @@ def stream_of(debug_seed: int | None, attempt: int, client: str) -> SecretStream
     return SecretStream(debug_seed, f"share {attempt} {client}")
 
 
-def epsilon_of_shares(noise: float, rounds: Mapping[int, int], delta: float) -> float:
-    """Epsilon at ``delta`` of sums whose sites add their noise. The neighbours differ by one client's upload, which is
-    zero in one of them.
+def epsilon_of_shares(steps: Mapping[tuple[float, float], int], sums: int, delta: float) -> float:
+    """Epsilon at ``delta`` of everything in ``steps``, of which ``sums`` sums have noise of their sites. The neighbours
+    differ by one client's upload, which is zero in one of them.
 
-    ``rounds``: how many rounds have opened so many sums.
-    Raises as :func:`~rondo.privacy.accounts.accountant.epsilon` does.
+    ``steps``: as in :func:`~rondo.privacy.accounts.accountant.epsilon_of_steps`; with noise of sites q is 1, since the
+    server knows who took part.
     """
     # Two laws within exp(+-x) of others that satisfy (epsilon, delta) satisfy (epsilon + 2 x, exp(x) delta).
-    distance = CLOSENESS * NUMBERS * sum(sums * count for sums, count in rounds.items())
-    whole = {(sums, 1.0): count for sums, count in rounds.items()}  # the server knows who took part
-    return epsilon_of_sums(noise, whole, delta * math.exp(-distance)) + 2 * distance
+    distance = CLOSENESS * NUMBERS * sums
+    return epsilon_of_steps(steps, delta * math.exp(-distance)) + 2 * distance

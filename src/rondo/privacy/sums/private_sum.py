@@ -11,8 +11,8 @@ Sources: McMahan et al. 2018 (DP-FedAvg); `docs/privacy.md`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,18 +21,15 @@ from torch import Tensor
 from rondo.algorithm import Algorithm, Client, Round, Upload
 from rondo.algorithms.trial import trial_upload
 from rondo.config.schema import RunConfig
-from rondo.privacy.accounts.accountant import epsilon_of_sums
-from rondo.privacy.accounts.sums import Account, Releases, Sampled
+from rondo.privacy.accounts.account import Account, Entry
+from rondo.privacy.accounts.sums import SumAccount
 from rondo.privacy.masking.changes import Changes
 from rondo.privacy.mechanism.adaptive import START, AdaptiveClip
 from rondo.privacy.mechanism.clip import clipped
-from rondo.privacy.mechanism.noise import noised
-
-Clips = dict[int, float]
-"""The clip from each attempt on, where it is adaptive."""
+from rondo.privacy.mechanism.noise import digest_of, noised
 
 
-@dataclass
+@dataclass(frozen=True)
 class PrivateSum:
     """The sum of a run's uploads. See :class:`rondo.privacy.sums.sum.Sum`."""
 
@@ -41,17 +38,10 @@ class PrivateSum:
     """Number of clients of the run."""
     key: bytes
     """32 secret bytes: who has them can compute the sample and the noise."""
-    releases: Releases = field(default_factory=dict)
-    sampled: Sampled = field(default_factory=dict)
-    keep: Callable[[Releases, Sampled, Clips], None] = lambda releases, sampled, clips: None
-    """Writes the releases down, before the newest is used: what may have been seen is never forgotten."""
-    clips: Clips = field(default_factory=dict)
+    account: Account
+    """Has every sum before it is used: what may have been seen is never forgotten."""
     least: int = 0
     """Uploads below which a round is skipped: none, since a skipped round tells how many came."""
-
-    def __post_init__(self) -> None:
-        budget, valid = self.config.privacy.budget, self.config.privacy.debug_seed is None
-        self._account = Account(self._epsilon_of, budget, valid, self.releases, self.sampled, self._share)
 
     @property
     def faults(self) -> tuple[type[Exception], ...]:
@@ -91,18 +81,21 @@ class PrivateSum:
     def opened(self, algorithm: Algorithm[Any], state: Any, total: Tensor, round: Round) -> Any:
         """The next state, from ``total`` with noise. The same sum of the same attempt gets the same noise and spends
         once; another sum of the attempt gets other noise and spends again."""
-        digest, attempt, adaptive = _digest(total), round.attempt, self._adaptive
-        clip, noise = self.clip(attempt), self.config.privacy.noise
+        attempt, adaptive, clip, noise = (
+            round.attempt,
+            self._adaptive,
+            self.clip(round.attempt),
+            self.config.privacy.noise,
+        )
         assert noise is not None
-        if adaptive is None:
-            noisy = noised(total, noise * clip, self.key, attempt)
-        else:
-            deviations = torch.full_like(total, adaptive.of_sum * clip)
-            deviations[-1] = adaptive.of_bits
-            seen = noised(total, deviations, self.key, attempt)
-            noisy, self.clips[attempt + 1] = seen[:-1], adaptive.after(clip, float(seen[-1]))
-        if self._account.spend(attempt, digest):
-            self.keep(self.releases, self.sampled, self.clips)
+        deviation: float | Tensor = noise * clip
+        if adaptive is not None:
+            deviation = torch.full_like(total, adaptive.of_sum * clip)
+            deviation[-1] = adaptive.of_bits
+        noisy = noised(total, deviation, self.key, attempt)
+        then = None if adaptive is None else adaptive.after(clip, float(noisy[-1]))
+        self.spent.spend(attempt, digest_of(total, deviation).hex(), clip=clip, then=then)
+        noisy = noisy if adaptive is None else noisy[:-1]
         mean = self._changes(algorithm, state, round).mean(noisy, float(self.expected), self.expected)
         return algorithm.finish(state, mean, round)
 
@@ -112,31 +105,28 @@ class PrivateSum:
         if self._adaptive is None:
             assert isinstance(fixed, float)
             return fixed
-        return self.clips.get(max((known for known in self.clips if known <= attempt), default=-1), START)
+        clips = self.account.clips
+        return clips.get(max((known for known in clips if known <= attempt), default=-1), START)
 
     @property
     def _adaptive(self) -> AdaptiveClip | None:
         privacy = self.config.privacy
         return AdaptiveClip(privacy.noise or 0.0, self.expected) if privacy.clip == "adaptive" else None
 
-    def epsilon(self, more: int = 0) -> float:
-        """Epsilon of everything published so far, and of ``more`` rounds."""
-        return self._account.epsilon(more)
-
-    def record(self, attempt: int) -> dict[str, Any]:
-        """Keys of the record of ``attempt``: those of the account, and ``clip`` where it is adaptive."""
-        return self._account.record(attempt) | ({} if self._adaptive is None else {"clip": self.clip(attempt)})
+    @property
+    def spent(self) -> SumAccount:
+        """The account, at the protection of the next sum."""
+        now = replace(Entry.of(self.config), sampled=self._share)
+        return SumAccount(self.account, now, self.config.privacy.budget)
 
     @property
     def exhausted(self) -> bool:
         """Whether another round would exceed ``privacy.budget``."""
-        return self._account.exhausted
+        return self.spent.exhausted
 
-    def _epsilon_of(self, rounds: Mapping[tuple[int, float], int]) -> float:
-        privacy = self.config.privacy
-        assert privacy.noise is not None
-        assert privacy.delta is not None
-        return epsilon_of_sums(privacy.noise, rounds, privacy.delta)
+    def record(self, attempt: int) -> dict[str, Any]:
+        """Keys of the record of ``attempt``: those of the account, and ``clip`` where it is adaptive."""
+        return self.spent.record(attempt) | ({} if self._adaptive is None else {"clip": self.clip(attempt)})
 
     def _changes(self, algorithm: Algorithm[Any], state: Any, round: Round) -> Changes:
         nobody = Client("", 1)
@@ -148,7 +138,3 @@ def _uniform(prefix: bytes, client: str) -> float:
     """A number in [0, 1), of 53 bits."""
     digest = hashlib.sha256(prefix + client.encode("utf-8", "surrogatepass")).digest()
     return (int.from_bytes(digest[:8], "little") >> 11) * 2.0**-53
-
-
-def _digest(total: Tensor) -> str:
-    return hashlib.sha256(total.numpy().astype("<f8", copy=False).tobytes()).hexdigest()

@@ -156,7 +156,7 @@ def sync(path: Path) -> None:
 
 
 def _write(path: Path, content: bytes, start: int) -> None:
-    """Write ``content`` at byte ``start`` of ``path``, end the file there, and flush it."""
+    """Write ``content`` at byte ``start`` of ``path``, end the file there, and flush it. An OSError names ``path``."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | BINARY, 0o666)
     try:
         os.lseek(descriptor, start, os.SEEK_SET)
@@ -165,6 +165,9 @@ def _write(path: Path, content: bytes, start: int) -> None:
             remaining = remaining[os.write(descriptor, remaining) :]
         os.ftruncate(descriptor, start + len(content))
         os.fsync(descriptor)
+    except OSError as error:
+        error.filename = str(path)
+        raise
     finally:
         os.close(descriptor)
 
@@ -213,6 +216,14 @@ class Journal:
             sync(self.path.parent)
         self._digest.update(content)
         self._bytes += len(content)
+
+    def whole(self) -> list[bytes]:
+        """All whole lines, after which the next is written. A last one without its end was not written whole, so it
+        does not count."""
+        content = self.path.read_bytes() if self.path.exists() else b""
+        content = content[: content.rfind(b"\n") + 1]
+        self._digest, self._bytes = hashlib.sha256(content), len(content)
+        return content.splitlines()
 
     def lines(self, position: Position) -> list[bytes]:
         """The lines up to ``position``. Raises :class:`Damaged` if their length or SHA-256 is another."""

@@ -22,10 +22,18 @@ RESUME_ANYWAY = Problem(
     "set it to resume anyway; the result will not equal, bit for bit, that of an uninterrupted run",
 )
 
+KEEP_PRIVACY = Problem(
+    "privacy",
+    "no flag permits this, since what the run has published was protected as it was; bring back what the run had, or "
+    "start another run",
+)
+"""The remedy where ``[privacy]`` differs, whatever else does."""
+
 OPEN_ANYWAY = Problem(
     "--allow-changed", "bring back what the run had, or set this to go on; the result is then not the run's"
 )
 
+_PRIVACY = "config.privacy."
 
 _MEANINGS = {
     "examples_sha256": "the rows, or what tokenizer and chat template make of them, are not the run's",
@@ -55,13 +63,15 @@ def must_equal(
 
     Whole keys that only ``then`` has are not compared. Keys that ``then`` lacks, because another version wrote it,
     count as null, those of the configuration as their defaults. Raises :class:`ConfigError` with every difference by
-    key path, and ``remedy``, unless ``whatever``.
+    key path, and ``remedy``, unless ``whatever``. A difference in ``[privacy]`` is refused in any case.
     """
     differences = []
     for key in now.keys() - set(_NOT_THE_RUN):
         before, after = _flat(key, then.get(key)), _flat(key, now[key])
-        if key == "config" and isinstance(then.get(key), Mapping):
-            before = {p: v for p, v in _flat(key, recorded(RunConfig())).items() if p in after} | before
+        if key == "config":
+            whole = isinstance(then.get(key), Mapping)
+            defaults = {p: v for p, v in _flat(key, recorded(RunConfig())).items() if p in after}
+            before = {p: v for p, v in defaults.items() if whole or p.startswith(_PRIVACY)} | before
         for path in before.keys() | after.keys():
             was, is_ = before.get(path), after.get(path)
             if path.endswith(".reason") and was and is_:
@@ -71,6 +81,8 @@ def must_equal(
                 cause = _MEANINGS.get(path.rpartition(".")[2])
                 message = f"was {shown[0]}, is {shown[1]}" + (f": {cause}" if cause else "")
                 differences.append(Problem(path, message))
+    if any(problem.path.startswith(_PRIVACY) for problem in differences):
+        whatever, remedy = False, KEEP_PRIVACY
     if differences and not whatever:
         raise ConfigError([*sorted(differences, key=lambda p: p.path), remedy], source)
 
