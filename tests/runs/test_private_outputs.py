@@ -31,7 +31,7 @@ KINDS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "clients, with noise from a seed": (
         {"adversary": "reader", "unit": "client", **NOISE, "debug_seed": 3},
         (
-            "differential privacy of clients, against who reads the released model: epsilon ",
+            "differential privacy of clients, against who reads the released model: none",
             "NOT VALID: its noise came from a known seed",
         ),
     ),

@@ -160,7 +160,7 @@ class Guarantee:
         if self.unit is not None:
             epsilon, valid = record["epsilon"], record["epsilon_valid"]
             bound = "none" if epsilon is None else f"epsilon {epsilon:.3g} at delta {self.delta:g}"
-            why = "its noise came from a known seed" if self.noise else "it had no noise"
+            why = "it had no noise" if self.noise == 0 else "its noise came from a known seed"
             known = "" if valid else f", NOT VALID: {why}"
             public = " (numbers of rows are public)" if self.of_rows else ""
             yield f"differential privacy of {self.units}, against {self.against}", f"{bound}{known}{public}"

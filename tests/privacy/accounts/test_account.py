@@ -109,7 +109,7 @@ def test_known_noise_counts_as_none_for_ever(weak: dict[str, Any]) -> None:
     """Beside sums of the same attempt, and of others."""
     for other in (replace(SUM, sum="cd"), replace(SUM, attempt=1)):
         account = spent(replace(SUM, **weak), other)
-        assert account.record() == {"epsilon": None, "epsilon_valid": False}
+        assert account.record(0) == {"epsilon": None, "epsilon_valid": False}
         again = Account(lambda lines: None)
         for entry in read([replace(SUM, **weak).line(), other.line()]):
             again.count(entry)

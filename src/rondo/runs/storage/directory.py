@@ -10,7 +10,7 @@
     adapter/          the result as a PEFT adapter (for personal methods: the cold-start model)
     adapter-best/     the same after the round with the best score
     run.log           one line per round, with the time, and why the run stopped
-    privacy.key       the secret of sampling and noise, privacy.json the sums given noise (differential privacy)
+    privacy.key       the secret of sampling and noise, privacy.jsonl what was spent (differential privacy)
     tracking.json     the id by which trackers know the run; track-NAME.log: all that a tracker prints
     summary.json      scores before and after, bytes, seconds
     curve.png         the learning curve
