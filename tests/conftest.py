@@ -225,6 +225,30 @@ def full_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AbstractContextMan
 
 
 @pytest.fixture
+def killed_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AbstractContextManager[None]]:
+    """A context in which the program dies at the ``at``-th time that a file of that name grows: half of what is added
+    is on the disk, or with ``whole`` all of it."""
+
+    @contextmanager
+    def dying(name: str, at: int, *, whole: bool) -> Iterator[None]:
+        from rondo.runs.storage import durable
+
+        real, calls = durable._write, itertools.count()
+
+        def write(path: Path, content: bytes, start: int) -> None:
+            dies = path.name == name and next(calls) == at
+            real(path, content[: len(content) // 2] if dies and not whole else content, start)
+            if dies:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(durable, "_write", write)
+            yield
+
+    return dying
+
+
+@pytest.fixture
 def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
     """Run a command in an empty working directory; return its exit code and output, which has no traceback."""
     from typer.testing import CliRunner

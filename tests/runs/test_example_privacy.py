@@ -26,7 +26,7 @@ from rondo.engine.simulation import Simulation
 from rondo.engine.transport import Answer
 from rondo.errors import ConfigError, DiskFailed, RunStopped
 from rondo.models.loading.peft import read_tensors
-from rondo.privacy.accounts.account import Account
+from rondo.privacy.accounts.account import Account, read
 from rondo.privacy.accounts.accountant import epsilon, epsilon_of_steps
 from rondo.privacy.accounts.rows import RowAccount
 from rondo.runs import runner
@@ -297,6 +297,23 @@ def test_full_disk_forgets_no_step(at: int, sources: Path, tmp_path: Path, full_
     expected = run(config, tmp_path / "expected")
     assert len(resumed.history) == 2
     assert resumed.summary["privacy"] == expected.summary["privacy"]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("at", range(2))
+def test_run_that_dies_at_a_write_of_its_account_forgets_no_step(
+    at: int, whole: bool, sources: Path, tmp_path: Path, killed_at: Any
+) -> None:
+    """A round is written down before it is asked for. One that may have been asked for counts, and is asked again."""
+    folder, config = tmp_path / "run", configured(sources, evaluation={"every": 0})
+    with pytest.raises(KeyboardInterrupt), killed_at("privacy.jsonl", at, whole=whole):
+        run(config, folder)
+    before = (folder / "privacy.jsonl").read_bytes()
+    runner.resume(folder, device="cpu")
+    after = (folder / "privacy.jsonl").read_bytes()
+    assert after.startswith(before[: before.rfind(b"\n") + 1])
+    rounds = sorted(entry.attempt for entry in read(after.splitlines()) if entry.who == "client-1")
+    assert rounds == (sorted([0, 1, at]) if whole else [0, 1])  # its line is the last, so half of all is without it
 
 
 def test_run_without_its_account_cannot_go_on(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

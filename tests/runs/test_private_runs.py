@@ -141,6 +141,22 @@ def test_stopped_run_goes_on_to_the_same_bits_and_never_forgets(sources: Path, t
     assert attempts(whole.run_dir) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("at", range(3))
+def test_run_that_dies_at_a_write_of_its_account_spends_each_sum_once(
+    at: int, whole: bool, sources: Path, tmp_path: Path, killed_at: Any
+) -> None:
+    """A sum of which the account has half a line was not used. One that it has is published again, as it was."""
+    folder = tmp_path / "run"
+    config = configured(sources, clients={"sampling": "full", "per_round": None}, evaluation={"every": 0})
+    with pytest.raises(KeyboardInterrupt), killed_at("privacy.jsonl", at, whole=whole):
+        rondo.run(config, run_dir=folder, device="cpu")
+    before = (folder / "privacy.jsonl").read_bytes()
+    rondo.resume(folder, device="cpu")
+    assert attempts(folder) == [0, 1, 2]
+    assert (folder / "privacy.jsonl").read_bytes().startswith(before[: before.rfind(b"\n") + 1])
+
+
 def test_lost_key_or_account_ends_the_run(sources: Path, tmp_path: Path) -> None:
     config = configured(sources, privacy={"debug_seed": None})
     watch = StopAtOne()
