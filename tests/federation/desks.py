@@ -28,6 +28,7 @@ def with_(plan: Plan, **sections: Mapping[str, Any]) -> Plan:
 
 
 def contract(**sections: Mapping[str, Any]) -> Contract:
-    """A contract for texts and labels, with the defaults for all that is not in ``sections``."""
+    """A contract for texts and labels, with the defaults for all that is not in ``sections``. Runs may repeat rows."""
     rows = {"inputs": ["text"], "labels": ["label"], **sections.pop("rows", {})}
-    return Contract.model_validate({"rows": rows, **sections})
+    training = {"repeats": True, **sections.pop("training", {})}
+    return Contract.model_validate({"rows": rows, "training": training, **sections})

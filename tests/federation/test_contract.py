@@ -44,14 +44,14 @@ def answered(here: Any, request: Request) -> Reply:
 
 @pytest.mark.slow
 def test_honest_run_is_within_the_defaults(plan: Plan, request_: Request, tmp_path: Path, desk: Make) -> None:
-    here = desk(tmp_path, contract=SAFE)
-    assert asked(here, plan).clients == {"ann": 15}
+    here = desk(tmp_path, contract=contract(training={"repeats": False}))
+    assert asked(here, plan).clients == {"ann": 20}
     assert answered(here, request_).upload
     entries = [line.entry for line in audit.lines(tmp_path / "state" / audit.FILE) if line.entry is not None]
     assert [(e["direction"], e["kind"]) for e in entries] == [
         ("in", "plan"), ("out", "consent"), ("in", "work"), ("out", "upload")
     ]  # fmt: skip
-    assert entries[1]["content"]["clients"] == {"ann": 15}
+    assert entries[1]["content"]["clients"] == {"ann": 20}
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_one_step_on_one_row_is_refused(plan: Plan, tmp_path: Path, desk: Make) 
 def test_upload_stays_with_little_work_behind_it(work: Any, leaves: bool) -> None:
     """Whatever a method makes of its steps: each of its trainings must be of enough rows and steps."""
     answer = Answer(Client("ann", 15), Upload(Client("ann", 15), {}, 1.0), work=work)
-    assert (Withheld(SAFE, 15, 15, frozenset())(answer) is None) == leaves
+    assert (Withheld(SAFE, 15, 15, frozenset(), lambda: None)(answer) is None) == leaves
 
 
 def test_work_behind_an_upload_is_counted(

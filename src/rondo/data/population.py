@@ -20,7 +20,7 @@ from rondo.data.files.tables import Rows
 from rondo.data.partition.deal import NOBODY, histogram
 from rondo.data.remarks import mixed_pixels, remarks, trained_on
 from rondo.data.stored import Stored
-from rondo.data.units import Units, units_of
+from rondo.data.units import Parting, Units, units_of, with_examples
 from rondo.errors import ConfigError
 from rondo.tasks.row_checks import value_name
 from rondo.tasks.task import Example, Store, Task
@@ -39,7 +39,7 @@ class Member:
     test: Sequence[Example] = ()
     """Test examples of its own."""
     units: Sequence[int] | None = None
-    """The unit of privacy of each training example; None where each is its own."""
+    """The unit of each training example (:mod:`rondo.data.units`); None where each is its own."""
 
     def trained(self) -> Sequence[Example]:
         """The training examples, each made once, with their units where they have some."""
@@ -180,10 +180,12 @@ def build(
     dealt: Dealt,
     task: Task,
     classes: Sequence[str] = (),
+    parting: Parting | None = None,
 ) -> Population:
     """Encode the rows of every client and split them.
 
     ``classes``: the label names, for the report.
+    ``parting``: splits them in place of the run's seed.
 
     Raises :class:`ConfigError` if no client, or fewer than the configuration needs, has examples left.
     """
@@ -195,6 +197,10 @@ def build(
         used += len(by_row)
         left_out += len(dealt.rows[name]) - len(by_row)
         if len(by_row) >= config.data.min_examples:
+            if parting is not None:
+                parts = parting(name, with_examples(task, dealt.rows[name], by_row), config.data.validation_fraction)
+                members.add(name, *parts.numbers(by_row))
+                continue
             train, validation = _split(name, by_row, config, run)
             members.add(name, train, validation, units_of(config, task, dealt.rows[name], by_row, train))
         elif by_row:

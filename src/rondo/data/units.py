@@ -1,9 +1,10 @@
-"""Examples that belong together: those of one row, or of all rows of one person."""
+"""Examples that belong together: those of one row, of all rows of one person, or of a block of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import overload
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, overload
 
 from rondo.config.schema import RunConfig
 from rondo.data.files.tables import Rows
@@ -13,7 +14,7 @@ from rondo.tasks.task import Example, Task
 
 
 class Units(Sequence[Example]):
-    """Examples of a client, each in one unit of privacy.
+    """Examples of a client, each in one unit: of privacy, or of a pass over a part of them.
 
     ``examples``: all of them.
     ``unit``: the number of each one's unit, from 0 on.
@@ -43,6 +44,31 @@ class Units(Sequence[Example]):
         return self._examples[place]
 
 
+@dataclass(frozen=True)
+class Parts:
+    """A client's rows, by their places: ``blocks`` to train on, which stay together, and those ``held_back``."""
+
+    blocks: Sequence[Sequence[int]]
+    held_back: Sequence[int]
+
+    def numbers(self, by_row: Sequence[range]) -> tuple[list[int], list[int], list[int]]:
+        """The numbers of the training and of the validation examples, and the block of each training example.
+        ``by_row``: the numbers of each row's examples."""
+        owner = {n: number for number, block in enumerate(self.blocks) for place in block for n in by_row[place]}
+        return sorted(owner), sorted(n for i in self.held_back for n in by_row[i]), [owner[n] for n in sorted(owner)]
+
+
+Parting: TypeAlias = Callable[[str, Rows, float], Parts]
+"""Gives the parts of a client's rows, by its id, in place of the run's seed. The number is the largest share to hold
+back."""
+
+
+def with_examples(task: Task, rows: Rows, by_row: Sequence[range]) -> Rows:
+    """Those of a client's ``rows`` that have examples. Rows without a target have none. ``by_row``: the numbers of each
+    one's examples."""
+    return rows if len(by_row) == len(rows) else [row for row in rows if task.encode([row])]
+
+
 def units_of(
     config: RunConfig, task: Task, rows: Rows, by_row: Sequence[range], train: Sequence[int]
 ) -> list[int] | None:
@@ -68,9 +94,7 @@ def units_of(
                 known = f"; there are: {', '.join(map(str, row))}" if column not in row else ""
                 message = f"a row does not say whose it is: {problem.reason}{known}: name a column that every row has"
                 raise ConfigError.at("privacy.group", message)
-        if len(by_row) != len(rows):  # rows without a target were left out
-            rows = [row for row in rows if task.encode([row])]
-        persons = [value_name(row[column]) for row in rows]
+        persons = [value_name(row[column]) for row in with_examples(task, rows, by_row)]
     owner = {number: person for person, numbers in zip(persons, by_row, strict=True) for number in numbers}
     unit = {person: place for place, person in enumerate(dict.fromkeys(persons))}
     return [unit[owner[number]] for number in train]

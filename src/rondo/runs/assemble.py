@@ -78,7 +78,7 @@ def assemble(
         population = Population({}, (), {})
         if dealt is not None:
             phase("tokenising")
-            population = build(config, dealt, outline.task, labels)
+            population = build(config, dealt, outline.task, labels, given.parting)
         phase("loading")
         model = outline.load(config, target)
         if dealt is not None:

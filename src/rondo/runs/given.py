@@ -10,6 +10,7 @@ from rondo.config import task_kinds as tasks
 from rondo.config.inputs import GIVEN
 from rondo.config.schema import RunConfig
 from rondo.data.files.tables import Table
+from rondo.data.units import Parting
 from rondo.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ class Given:
     clients: Mapping[str, Table] | None = None
     model: PreTrainedModel | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
+    parting: Parting | None = None
+    """Splits the rows of clients in place of the run's seed."""
 
     @property
     def sets(self) -> Sequence[str]:

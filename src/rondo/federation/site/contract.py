@@ -75,6 +75,10 @@ class TrainingTerms(Section):
     """Least rows of a client behind an upload."""
     least_steps: Positive = 8
     """Least steps of each training behind an upload; a pass over all of a client's rows will do in their place."""
+    repeats: bool = False
+    """Whether runs may come near each other's rows and work: the plan's seed then says which rows are held back, and a
+    seed may have several configurations. The difference of two uploads can then be a single row. Otherwise rows are
+    trained on and held back in blocks of ``least_rows``, and a seed is for one configuration."""
     least_clients: Positive = 2
     """Fewest clients that a round must ask. The server says how many it asks, and the site believes it. Where uploads
     are masked, also the fewest sites in a sum, whose signatures the site checks."""

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -30,6 +30,7 @@ from rondo.federation.letter import SUMS
 from rondo.federation.plan import Consent, End, NotAPlan, Plan
 from rondo.federation.site import audit, private, terms
 from rondo.federation.site.audit import Audit, Unwritten
+from rondo.federation.site.behind import Behind, is_free, work_of
 from rondo.federation.site.contract import Contract
 from rondo.federation.site.disk import Disk
 from rondo.federation.site.joining import Declined, Joining, Offer, for_the_server
@@ -100,7 +101,12 @@ class Desk:
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.folder, self.rows, self.contract.rows.inputs, self.contract.privacy.persons)
         rows, tests = self._allowed(self.rows), self._allowed(self.tests)
-        self.joining = Joining(rows, self.device, self.contract, self.ledger, self.model, tests, self.voice)
+        columns, least = (*self.contract.rows.inputs, *self.contract.rows.labels), self.contract.training.least_rows
+        behind = Behind(self.folder, self.folder / _CONSENTED, rows, columns, least, self.told)
+        self.behind = None if self.contract.training.repeats else behind
+        self.joining = Joining(
+            rows, self.device, self.contract, self.ledger, self.behind, self.model, tests, self.voice
+        )
         self._until = Until(self.stop)
 
     def _allowed(self, of_clients: Mapping[str, Rows]) -> dict[str, Rows]:
@@ -192,11 +198,15 @@ class Desk:
         digest = plan.digest
         if plan.labels is None or digest != self._plan:
             self.told(f"run {plan.run}: a plan has come; reading it")
+            if self.behind is not None:
+                self.behind.begin()
             offer = self.joining.offer(plan)
             for term in offer.terms:
                 if term.own:
                     self.told(f"{term.subject}: {term.own}; {term.allowed}")
             if (reason := terms.refusal(offer.terms)) is not None:
+                raise Declined(reason)
+            if offer.assembly is not None and (reason := self._work(Behind.refused, plan, offer.assembly.config)):
                 raise Declined(reason)
             sums = None if offer.assembly is None else self._masked_sums(plan, offer.assembly.config)
             self._ask(offer)
@@ -212,6 +222,12 @@ class Desk:
             self.told("ready: " + ", ".join(f"{name} ({count} examples)" for name, count in offer.examples.items()))
         clients = {name: len(party.member.train) for name, party in self.parties.items()}
         return Consent(clients, environment=here())
+
+    def _work(self, of: Callable[[Behind, int, str], str | None], plan: Plan, config: RunConfig) -> str | None:
+        """The reason ``of`` the record why no upload of ``plan`` may leave; None if one may."""
+        if self.behind is None or is_free(config) or plan.labels is None:
+            return None
+        return of(self.behind, config.seed, work_of(plan, config))
 
     def _ask(self, offer: Offer) -> None:
         """Ask the owner, unless it has consented to such a plan before. Raises :class:`Declined`."""
@@ -245,7 +261,8 @@ class Desk:
             own = Member(member.client, member.trained(), tuple(member.validation), tuple(member.test))
             party = Party(own, plan.model, local, scorer, kept)
             rows = terms.rows_behind(len(own.train), counts[name], assembly.config.data.validation_fraction)
-            party.withheld, party.start = Withheld(self.contract, rows, len(own.train), embedded), start
+            noted = partial(self._work, Behind.note, plan, assembly.config)
+            party.withheld, party.start = Withheld(self.contract, rows, len(own.train), embedded, noted), start
             if (damage := self._disk.load(party)) is not None:
                 self.told(damage)
             parties[name] = party

@@ -23,7 +23,8 @@ from rondo.errors import ConfigError
 from rondo.federation.environment import here
 from rondo.federation.identity.peers import Voice
 from rondo.federation.plan import NotAPlan, Plan
-from rondo.federation.site import terms
+from rondo.federation.site import behind, terms
+from rondo.federation.site.behind import Behind
 from rondo.federation.site.contract import Contract
 from rondo.federation.site.ledger import Ledger
 from rondo.federation.site.sums import of_sum
@@ -74,6 +75,7 @@ class Joining:
 
     ``rows``: the rows of each client, by its id, with the contract's columns and no other.
     ``ledger``: what was spent on them.
+    ``behind``: what is behind earlier uploads; None where the contract lets runs repeat rows.
     ``model``: the site's own copy of the base model: a folder or file in place of the name in the plan.
     ``tests``: test rows of clients, on which their models are scored in place of rows that a run holds back.
     ``voice``: signs for masked sums; None for a site that has no peers.
@@ -83,6 +85,7 @@ class Joining:
     device: str
     contract: Contract
     ledger: Ledger
+    behind: Behind | None
     model: str | None = None
     tests: Mapping[str, Rows] = field(default_factory=dict)
     voice: Voice | None = None
@@ -94,7 +97,8 @@ class Joining:
         # Columns that a plan leaves open have a default.
         settled = resolved(config, Source(GIVEN, None, None, None))
         of_plan = terms.of_plan(plan, settled, self.contract, self.model)
-        return [*of_plan, *of_sum(settled, self.contract, self.voice)]
+        of_behind = () if self.behind is None else behind.of_plan(settled)
+        return [*of_plan, *of_behind, *of_sum(settled, self.contract, self.voice)]
 
     def offer(self, plan: Plan) -> Offer:
         """``plan`` beside the contract. If its terms are kept, model and rows are loaded for it. Nothing leaves.
@@ -182,7 +186,9 @@ class Joining:
             single = config.model_copy(update={"clients": config.clients.model_copy(update=alone)})
             self._loaded.clear()
             tests = {name: self.tests[name] for name in rows if name in self.tests} or None
-            made = assemble(single, self.device, labels=labels, given=Given(clients=rows, test=tests))
+            parting = None if self.behind is None or behind.is_free(config) else self.behind.parts
+            given = Given(clients=rows, test=tests, parting=parting)
+            made = assemble(single, self.device, labels=labels, given=given)
             self._loaded[key] = replace(made, config=made.config.model_copy(update={"clients": config.clients}))
         assembly = self._loaded[key]
         if plan.labels is not None and assembly.model_sha256 != plan.model:

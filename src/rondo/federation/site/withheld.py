@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from rondo.engine.transport import Answer
@@ -20,6 +20,8 @@ class Withheld:
     examples: int
     """The examples that they are trained as: windows of long rows, for instance."""
     embedded: Collection[str]
+    noted: Callable[[], str | None]
+    """Writes the work behind an upload down, over all runs; gives the reason if none may leave for what is there."""
 
     def __call__(self, answer: Answer) -> str | None:
         rows, steps = self.contract.training.least_rows, self.contract.training.least_steps
@@ -28,4 +30,5 @@ class Withheld:
                 return f"less is behind it than the {rows} rows and {steps} steps that its owner wants"
         assert answer.upload is not None
         assert not isinstance(answer.upload, bytes)
-        return terms.refusal(terms.of_tensors(self.contract, answer.upload.params.keys(), self.embedded))
+        reason = terms.refusal(terms.of_tensors(self.contract, answer.upload.params.keys(), self.embedded))
+        return self.noted() if reason is None else reason

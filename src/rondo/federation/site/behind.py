@@ -1,0 +1,211 @@
+"""What is behind the uploads of a site, over all runs: rows leave in blocks, and a seed is for one work.
+
+The difference of two uploads shows what is behind one of them alone. So a row belongs to a block of
+``training.least_rows`` rows at least, for good. Blocks are trained on, held back and left out whole, and a pass over a
+part of the rows is one over whole blocks. The rows behind two uploads, of whatever run, are then equal or differ by
+``least_rows`` rows at least, and so do unions and differences of them. New rows wait until they make a block. A block
+of which a row is gone or changed is left out.
+
+The blocks are drawn by a secret of the site. It is in the record, ``behind.rows``, with a keyed digest of each row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from rondo.config.schema import RunConfig
+from rondo.data.files.tables import Rows
+from rondo.data.units import Parts
+from rondo.errors import ConfigError
+from rondo.federation.plan import Plan
+from rondo.federation.site.private import protections
+from rondo.federation.site.term import Term
+from rondo.runs.storage import private_file
+from rondo.runs.storage.durable import Damaged
+
+FILE = "behind.rows"
+_KEY, _MARK = 32, 8
+"""Bytes of the secret, and of a row's digest."""
+
+
+def is_free(config: RunConfig) -> bool:
+    """Whether noise of the site protects each row of a run, and blocks would undo it: one row more can make a block."""
+    return "example-dp" in protections(config)
+
+
+def of_plan(config: RunConfig) -> Iterator[Term]:
+    """The terms of a plan under a contract without ``training.repeats``."""
+    if config.privacy.unit == "example" and not is_free(config):
+        allowed = "noise that counts in each, as long as training.repeats is not set"
+        yield Term("private steps", "draws of single rows without noise", allowed, False)
+
+
+def work_of(plan: Plan, config: RunConfig) -> str:
+    """The digest of what a client does in the rounds of ``plan``. More rounds are the same work if the learning rate
+    does not go by their number."""
+    constant = config.train.schedule == "constant"
+    content = {key: value for key, value in plan.config.items() if not (constant and key == "rounds")}
+    return hashlib.sha256(json.dumps([content, plan.labels, plan.model], sort_keys=True).encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class _Record:
+    """``key``: the secret. ``columns``: those that rows are known by. ``work``: by seed. ``blocks``: the digests of
+    each block's rows."""
+
+    key: bytes
+    columns: Sequence[str]
+    work: Mapping[str, str] = field(default_factory=dict)
+    blocks: Sequence[Sequence[bytes]] = ()
+
+
+@dataclass(frozen=True)
+class Behind:
+    """The record in a site's ``folder``.
+
+    ``past``: a file that is there once the site's owner has consented to a plan.
+    ``rows``: the rows of each client, by its id.
+    ``columns``: those that runs may read or predict.
+    ``least``: fewest rows of a block.
+    """
+
+    folder: Path
+    past: Path
+    rows: Mapping[str, Rows]
+    columns: Sequence[str]
+    least: int
+    told: Callable[[str], None]
+
+    def begin(self) -> None:
+        """Make the record of a new site. Raises :class:`ConfigError` where that of an older one is missing, damaged or
+        of other columns, and OSError."""
+        if not self.past.exists() and not (self.folder / FILE).exists():
+            self._write(_Record(os.urandom(_KEY), sorted(self.columns)))
+        known = self._read().columns
+        if list(known) != sorted(self.columns):
+            message = f"rows.inputs and rows.labels name other columns than {', '.join(known)}, by which rows are known"
+            raise ConfigError.at("--contract", f"{message}: name the same, {self._again}")
+
+    def parts(self, client: str, rows: Rows, share: float) -> Parts:
+        """The blocks of ``rows``, which are those of ``client`` that a run can use. At most ``share`` of the rows are
+        held back. New blocks are on the disk when this returns. Raises :class:`ConfigError` and OSError."""
+        record = self._read()
+        places = {mark: place for place, mark in enumerate(self._marks(record.key, client, rows))}
+        known = [block for block in record.blocks if not places.keys().isdisjoint(block)]
+        whole = [block for block in known if places.keys() >= set(block)]
+        new = sorted(places.keys() - {mark for block in known for mark in block})
+        if made := _joined([[mark] for mark in new], self.least):
+            self._write(replace(record, blocks=[*record.blocks, *made]))
+        blocks = _joined([*whole, *made], self.least)  # again, for a contract that asks for more rows than before
+        train, held_back = _divided(blocks, share)
+        self._tell(client, len(new) if not made else 0, sum(map(len, known)) - sum(map(len, whole)), len(held_back))
+        return Parts([[places[mark] for mark in block] for block in train], [places[mark] for mark in held_back])
+
+    def refused(self, seed: int, work: str) -> str | None:
+        """The reason why no upload of ``work`` may leave with this ``seed``; None if one may."""
+        if self._read().work.get(str(seed), work) == work:
+            return None
+        return (
+            f"seed: {seed} was that of another configuration, and the difference of two uploads of one seed can be a "
+            "single row: take another seed, or its owner accepts that by training.repeats = true"
+        )
+
+    def note(self, seed: int, work: str) -> str | None:
+        """Write down that ``work`` leaves with this ``seed``. Returns as :meth:`refused`. Raises OSError."""
+        record = self._read()
+        if str(seed) not in record.work:
+            self._write(replace(record, work={**record.work, str(seed): work}))
+        return self.refused(seed, work)
+
+    @property
+    def _again(self) -> str:
+        files = f"{FILE} and {self.past.name} in {str(self.folder)!r}"
+        return f"or remove {files} to begin again without what has left so far, or set training.repeats = true"
+
+    def _tell(self, client: str, new: int, lost: int, held_back: int) -> None:
+        blocks = f"blocks of {self.least} rows at least (training.least_rows)"
+        if new:
+            self.told(f"{client}: {new} new rows wait until there are {self.least}: uploads go by {blocks}")
+        if lost:
+            self.told(f"{client}: of {blocks}, some lack rows that are gone or changed: {lost} rows are left out")
+        if held_back:
+            self.told(f"{client}: {held_back} rows are held back, in {blocks}")
+
+    def _marks(self, key: bytes, client: str, rows: Rows) -> list[bytes]:
+        """The digests of ``rows``. Some tasks open their cells, such as pictures, so those of the file are taken where
+        no row is left out."""
+        own = self._digests(key, client, self.rows[client])
+        if len(own) == len(rows):
+            return own
+        marks = self._digests(key, client, rows)
+        if not set(marks) <= set(own):
+            message = f"some rows of {client} cannot be used, and it does not show which: mend or remove them"
+            raise ConfigError.at("data.bad_rows", message)
+        return marks
+
+    def _digests(self, key: bytes, client: str, rows: Rows) -> list[bytes]:
+        """A digest of each row; equal rows are told apart by their number."""
+        equal = Counter[bytes]()
+        marks = []
+        for row in rows:
+            cells = [client, *((name, _cell(row[name])) for name in sorted(self.columns) if name in row)]
+            content = hmac.digest(key, repr(cells).encode("utf-8", "surrogatepass"), "sha256")
+            marks.append(hmac.digest(key, content + equal[content].to_bytes(8), "sha256")[:_MARK])
+            equal[content] += 1
+        return marks
+
+    def _read(self) -> _Record:
+        path = self.folder / FILE
+        try:
+            content, reason = private_file.read(path), "is missing"
+        except Damaged:
+            content, reason = None, "is damaged"
+        if content is None:
+            message = f"{str(path)!r} {reason}, and without it nobody knows which rows are behind earlier uploads"
+            raise ConfigError.at("--state", f"{message}: take a copy of it, {self._again}")
+        header, body = content
+        marks = (body[start : start + _MARK] for start in range(0, len(body), _MARK))
+        blocks = [[next(marks) for _ in range(size)] for size in header["sizes"]]
+        return _Record(bytes.fromhex(header["key"]), header["columns"], header["work"], blocks)
+
+    def _write(self, record: _Record) -> None:
+        header = {"key": record.key.hex(), "columns": list(record.columns), "work": dict(record.work)}
+        body = b"".join(mark for block in record.blocks for mark in block)
+        private_file.write(self.folder / FILE, {**header, "sizes": list(map(len, record.blocks))}, body)
+
+
+def _joined(parts: Iterable[Sequence[bytes]], least: int) -> list[list[bytes]]:
+    """``parts``, joined with the next until each has ``least`` digests; none where all together have fewer."""
+    blocks: list[list[bytes]] = []
+    for part in parts:
+        if blocks and len(blocks[-1]) < least:
+            blocks[-1] += part
+        else:
+            blocks.append([*part])
+    if len(blocks) > 1 and len(blocks[-1]) < least:
+        rest = blocks.pop()
+        blocks[-1] += rest
+    return [block for block in blocks if len(block) >= least]
+
+
+def _divided(blocks: Sequence[Sequence[bytes]], share: float) -> tuple[Sequence[Sequence[bytes]], list[bytes]]:
+    """The blocks to train on, and the rows of the others: the first blocks, up to ``share`` of all rows."""
+    count, held_back = 0, list[bytes]()
+    most = share * sum(map(len, blocks))
+    while count < len(blocks) and len(held_back) + len(blocks[count]) <= most:
+        held_back += blocks[count]
+        count += 1
+    return blocks[count:], held_back
+
+
+def _cell(value: object) -> str:
+    """A text for a cell that is the same in every process."""
+    data = value.tobytes() if hasattr(value, "tobytes") else value
+    return hashlib.sha256(data).hexdigest() if isinstance(data, bytes) else repr(value)
