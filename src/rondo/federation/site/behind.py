@@ -105,7 +105,8 @@ class Behind:
             self._write(replace(record, blocks=[*record.blocks, *made]))
         blocks = _joined([*whole, *made], self.least)  # again, for a contract that asks for more rows than before
         train, held_back = _divided(blocks, share)
-        self._tell(client, len(new) if not made else 0, sum(map(len, known)) - sum(map(len, whole)), len(held_back))
+        lost = len(places) - len(new) - sum(map(len, whole))
+        self._tell(client, 0 if made else len(new), lost, len(held_back))
         return Parts([[places[mark] for mark in block] for block in train], [places[mark] for mark in held_back])
 
     def refused(self, seed: int, work: str) -> str | None:

@@ -260,7 +260,7 @@ class Desk:
             scorer = replace(scorer, fitting=replace(scorer.fitting, stop=self._until))
             own = Member(member.client, member.trained(), tuple(member.validation), tuple(member.test))
             party = Party(own, plan.model, local, scorer, kept)
-            rows = terms.rows_behind(len(own.train), counts[name], assembly.config.data.validation_fraction)
+            rows = terms.rows_behind(own, counts[name])
             noted = partial(self._work, Behind.note, plan, assembly.config)
             party.withheld, party.start = Withheld(self.contract, rows, len(own.train), embedded, noted), start
             if (damage := self._disk.load(party)) is not None:

@@ -6,7 +6,6 @@ known once model and rows are there, and nothing has left yet.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -18,6 +17,7 @@ from rondo.algorithms.trial import trial_upload
 from rondo.config.checks import own_names
 from rondo.config.inputs import BUILTIN_MODEL, BUILTIN_NETWORKS
 from rondo.config.schema import RunConfig
+from rondo.data.population import Member
 from rondo.federation.plan import Plan
 from rondo.federation.site import private
 from rondo.federation.site.contract import Contract
@@ -159,9 +159,10 @@ def _pattern(entry: tuple[str, str]) -> Term:
 # --- rows and tensors ---------------------------------------------------------------------------------------------
 
 
-def rows_behind(examples: int, rows: int, held_back: float) -> int:
-    """Rows of a client behind ``examples``, which may be several windows of one row."""
-    return min(examples, math.ceil(rows * (1 - held_back)))
+def rows_behind(member: Member, rows: int) -> int:
+    """Training rows of a client of ``rows`` rows, whose examples may be several windows of one row."""
+    trained, held_back = len(member.train), len(member.validation)
+    return min(trained, -(-rows * trained // max(1, trained + held_back)))
 
 
 def of_training(
@@ -182,7 +183,7 @@ def of_training(
     names = ", ".join(assembly.population.members)
     yield Term(f"rows left out of {names}", "few" if few else "many", f"{most:.0%} at most", few)
     for name, member in assembly.population.members.items():
-        rows = rows_behind(len(member.train), counts[name], config.data.validation_fraction)
+        rows = rows_behind(member, counts[name])
         enough = rows >= training.least_rows
         yield Term(f"rows of {name}", "enough" if enough else "too few", f"{training.least_rows} at least", enough)
         steps = config.train.local_steps
