@@ -25,7 +25,6 @@ from rondo.data.files.tables import Rows
 from rondo.data.units import Parts
 from rondo.errors import ConfigError
 from rondo.federation.plan import Plan
-from rondo.federation.site.private import protections
 from rondo.federation.site.term import Term
 from rondo.runs.storage import private_file
 from rondo.runs.storage.durable import Damaged
@@ -37,12 +36,12 @@ _KEY, _MARK = 32, 8
 
 def is_free(config: RunConfig) -> bool:
     """Whether noise of the site protects each row of a run, and blocks would undo it: one row more can make a block."""
-    return "example-dp" in protections(config)
+    return "example-dp" in config.guarantee.protections
 
 
 def of_plan(config: RunConfig) -> Iterator[Term]:
     """The terms of a plan under a contract without ``training.repeats``."""
-    if config.privacy.unit == "example" and not is_free(config):
+    if config.guarantee.of_rows and not is_free(config):
         allowed = "noise that counts in each, as long as training.repeats is not set"
         yield Term("private steps", "draws of single rows without noise", allowed, False)
 
