@@ -45,12 +45,15 @@ batch_size = 16
 [simulation]
 cohort = 1
 """
-# As rondo federate site init writes it, without comments.
+# As rondo federate site init writes it, without comments, except for "repeats": rows are held back by the run's seed,
+# as in the simulation.
 CONTRACT = """\
 [rows]
 inputs = ["text"]
 labels = ["intent"]
 most_labels = 50
+[training]
+repeats = true
 """
 
 

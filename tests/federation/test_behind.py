@@ -44,6 +44,7 @@ def trained(record: Behind, rows: Sequence[Any], share: float = 0.0) -> list[Any
     """The cells of the first column of the rows that would be trained on."""
     record.begin()
     parts = record.parts("ann", list(rows), share)
+    record.keep()
     return sorted(rows[place]["text"] for block in parts.blocks for place in block)
 
 
@@ -127,6 +128,7 @@ def test_larger_blocks_of_a_stricter_contract_are_made_of_those_there_are(tmp_pa
     small, large = behind(tmp_path, rows), behind(tmp_path, rows, least=7)
     small.begin()
     blocks = [set(block) for block in small.parts("ann", rows, 0.0).blocks]
+    small.keep()
     for block in large.parts("ann", rows, 0.0).blocks:
         assert len(block) >= 7
         assert set(block) == set().union(*(part for part in blocks if part <= set(block)))
@@ -246,6 +248,16 @@ def test_contract_that_accepts_repeats(plan: Plan, request_: Request, tmp_path: 
         assert asked(here, one).clients == {"ann": count}
         assert answered(here, one, request_).upload
     assert not (tmp_path / "state" / FILE).exists()
+
+
+def test_plan_without_consent_makes_no_blocks(plan: Plan, tmp_path: Path, desk: Make) -> None:
+    """Nor does a look at it write anything."""
+    here = desk(tmp_path, contract=SAFE, rows=ROWS[:39])
+    assert here.joining.offer(plan).examples == {"ann": 31}
+    assert not (tmp_path / "state" / FILE).exists()
+    here = desk(tmp_path, contract=SAFE, rows=ROWS[:39], consent=lambda offer: False)
+    assert "has not consented" in asked(here, plan).refused
+    assert asked(desk(tmp_path, contract=SAFE, rows=ROWS), plan).clients == {"ann": 32}
 
 
 def test_site_with_a_past_and_no_record(plan: Plan, tmp_path: Path, desk: Make) -> None:

@@ -81,32 +81,37 @@ class Behind:
     columns: Sequence[str]
     least: int
     told: Callable[[str], None]
+    _made: dict[str, list[list[bytes]]] = field(default_factory=dict)
+    """New blocks of each client."""
 
     def begin(self) -> None:
         """Make the record of a new site. Raises :class:`ConfigError` where that of an older one is missing, damaged or
         of other columns, and OSError."""
-        if not self.past.exists() and not (self.folder / FILE).exists():
-            self._write(_Record(os.urandom(_KEY), sorted(self.columns)))
-        known = self._read().columns
-        if list(known) != sorted(self.columns):
-            message = f"rows.inputs and rows.labels name other columns than {', '.join(known)}, by which rows are known"
-            raise ConfigError.at("--contract", f"{message}: name the same, {self._again}")
+        record = self._read()
+        if not (self.folder / FILE).exists():
+            self._write(record)
 
     def parts(self, client: str, rows: Rows, share: float) -> Parts:
         """The blocks of ``rows``, which are those of ``client`` that a run can use. At most ``share`` of the rows are
-        held back. New blocks are on the disk when this returns. Raises :class:`ConfigError` and OSError."""
+        held back. New blocks are written by :meth:`keep`. Raises :class:`ConfigError`."""
         record = self._read()
         places = {mark: place for place, mark in enumerate(self._marks(record.key, client, rows))}
         known = [block for block in record.blocks if not places.keys().isdisjoint(block)]
         whole = [block for block in known if places.keys() >= set(block)]
         new = sorted(places.keys() - {mark for block in known for mark in block})
-        if made := _joined([[mark] for mark in new], self.least):
-            self._write(replace(record, blocks=[*record.blocks, *made]))
+        self._made[client] = made = _joined([[mark] for mark in new], self.least)
         blocks = _joined([*whole, *made], self.least)  # again, for a contract that asks for more rows than before
         train, held_back = _divided(blocks, share)
         lost = len(places) - len(new) - sum(map(len, whole))
         self._tell(client, 0 if made else len(new), lost, len(held_back))
         return Parts([[places[mark] for mark in block] for block in train], [places[mark] for mark in held_back])
+
+    def keep(self) -> None:
+        """Write new blocks down, before a row of them is trained on. Raises OSError."""
+        record = self._read()
+        if made := [block for blocks in self._made.values() for block in blocks]:
+            self._write(replace(record, blocks=[*record.blocks, *made]))
+            self._made.clear()
 
     def refused(self, seed: int, work: str) -> str | None:
         """The reason why no upload of ``work`` may leave with this ``seed``; None if one may."""
@@ -162,18 +167,25 @@ class Behind:
         return marks
 
     def _read(self) -> _Record:
-        path = self.folder / FILE
+        """The record; one with a new secret, which is not written yet, of a site without a past."""
+        path, columns = self.folder / FILE, sorted(self.columns)
         try:
             content, reason = private_file.read(path), "is missing"
         except Damaged:
             content, reason = None, "is damaged"
         if content is None:
+            if not path.exists() and not self.past.exists():
+                return _Record(os.urandom(_KEY), columns)
             message = f"{str(path)!r} {reason}, and without it nobody knows which rows are behind earlier uploads"
             raise ConfigError.at("--state", f"{message}: take a copy of it, {self._again}")
         header, body = content
+        if header["columns"] != columns:
+            known = ", ".join(header["columns"])
+            message = f"rows.inputs and rows.labels name other columns than {known}, by which rows are known"
+            raise ConfigError.at("--contract", f"{message}: name the same, {self._again}")
         marks = (body[start : start + _MARK] for start in range(0, len(body), _MARK))
         blocks = [[next(marks) for _ in range(size)] for size in header["sizes"]]
-        return _Record(bytes.fromhex(header["key"]), header["columns"], header["work"], blocks)
+        return _Record(bytes.fromhex(header["key"]), columns, header["work"], blocks)
 
     def _write(self, record: _Record) -> None:
         header = {"key": record.key.hex(), "columns": list(record.columns), "work": dict(record.work)}

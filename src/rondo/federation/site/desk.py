@@ -213,6 +213,8 @@ class Desk:
             if plan.labels is None:
                 return Consent(self.joining.counts(plan), offer.labels, environment=here())
             assert offer.assembly is not None
+            if self.behind is not None:
+                self.behind.keep()
             self.parties = self._parties(plan, offer.assembly, self.joining.counts(plan))
             self._sums = sums
             self._plan, self._run = digest, plan.run
