@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 import rondo
+from rondo.privacy.accounts.accountant import epsilon
 from rondo.report.terminal import comparison_table, summary_table
 from rondo.results.page import html
 from rondo.runs.storage.directory import RunDirectory
@@ -144,3 +145,28 @@ def test_card_promises_nothing_of_tensors_without_noise(kind: str, bare: bool, s
         "own": bare,
         "new": True,
     }
+
+
+@pytest.mark.parametrize(("kind", "seeds"), [("clients", [0, 1]), ("rows", [0])])
+def test_comparison_tells_what_all_its_runs_spent_together(
+    kind: str, seeds: list[int], sources: Path, tmp_path: Path
+) -> None:
+    """Of rows, whose clients are the same in every run, each client's steps add up."""
+    config = settings(
+        sources / "bert",
+        data={"source": str(sources / "train.csv"), "test_source": str(sources / "test.csv")},
+        partition={"kind": "iid", "clients": 3},
+        clients={"weighting": "uniform", "sampling": "full"},
+        train={"optimizer": "sgd", "lr": 0.05, "batch_size": 8, "local_epochs": 1, "max_grad_norm": 0.0},
+        evaluation={"diagnostics_every": 0, "every": 1},
+        task={"labels": ["neg", "pos"]},
+        privacy=KINDS[kind][0],
+        rounds=2,
+    )
+    comparison = rondo.compare(["fedit", "ffa-lora"], config, seeds=seeds, out=tmp_path / "out", device="cpu")
+    runs, rounds = 2 * len(seeds), 2
+    bound = epsilon(2.0, 1.0, runs * rounds, 1e-2)  # a batch is all rows of a client
+    said = f"each run by itself; all {runs} together: epsilon {bound:.3g} at delta 0.01"
+    assert comparison.together == said
+    assert said in comparison._repr_html_()
+    assert json.loads((tmp_path / "out" / "comparison.json").read_text())["together"] == said

@@ -6,6 +6,7 @@ torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -170,6 +171,13 @@ class Guarantee:
             yield "against the machine of this simulation", "nothing"
 
 
+def composed(runs: int, epsilon: float, delta: float) -> str:
+    """The sentence on several runs on the same rows, whose guarantees are told one by one. ``epsilon``: of all
+    together, infinite if one of them has no noise that nobody knows."""
+    bound = "none" if math.isinf(epsilon) else f"epsilon {epsilon:.3g} at delta {delta:g}"
+    return f"each run by itself; all {runs} together: {bound}"
+
+
 def of_model(said: str | None, *, bare: str | None) -> str | None:
     """What a model's card says of its protection; None where nothing is promised.
 
@@ -178,7 +186,7 @@ def of_model(said: str | None, *, bare: str | None) -> str | None:
     """
     if said is None:
         return None
-    shared = f"Of what clients share: {said}."
+    shared = f"Of what clients share, in this run by itself: {said}. Other runs on the same rows add to it."
     return shared if bare is None else f"No guarantee holds for this model: no noise reached {bare}. {shared}"
 
 

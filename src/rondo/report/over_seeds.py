@@ -73,7 +73,7 @@ def run_rows(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             row |= {f"more_tests.{name}": scored["score"], f"more_tests.{name}_model": scored["model"]}
         best = run["best"] or {"score": None, "round": None}
         row |= {"metric": run["title"], "curve_of": run["curve_of"], "best": best["score"], "best_round": best["round"]}
-        guarantee = {} if run["privacy"] is None else {"guarantee": sentence(run["privacy"])}
+        guarantee = {} if run["privacy"] is None else {"guarantee": f"this run by itself: {sentence(run['privacy'])}"}
         rows.append(row | dict(run["measures"]) | {key: run[key] for key in _NUMBERS} | guarantee)
     columns = dict.fromkeys(column for row in rows for column in row)
     return [{column: row.get(column) for column in columns} for row in rows]

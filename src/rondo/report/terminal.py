@@ -156,6 +156,8 @@ def comparison_notes(content: Mapping[str, Any]) -> Iterator[str]:
     for guarantee in dict.fromkeys(guarantees.values()):
         of = [name for name, own in guarantees.items() if own == guarantee]
         yield guarantee if len(of) == len(content["algorithms"]) else f"{', '.join(of)}: {guarantee}"
+    if content.get("together") is not None:
+        yield content["together"]
     if any(Guarantee.of(run["privacy"]).secret_turnout for run in content["runs"]):
         yield f"bytes and seconds are {WITHHELD}"
 

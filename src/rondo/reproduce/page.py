@@ -161,7 +161,7 @@ def _guarantees(curves: Mapping[str, list[Curve]]) -> list[str]:
         if (guarantee := weakest_guarantee(curve.privacy for curve in of_arm)) is not None:
             of_arms.setdefault(guarantee, []).append(arm)
     lines = [f"- {_listed(arms)}: {guarantee}." for guarantee, arms in of_arms.items()]
-    return ["Of what clients share:", "", *lines, ""] if lines else []
+    return ["Of what clients share, each run by itself; runs on the same rows add up:", "", *lines, ""] if lines else []
 
 
 def _arm(trials: Trials, arm: str, of_arm: Sequence[Curve]) -> str:

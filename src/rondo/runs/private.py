@@ -31,7 +31,7 @@ from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.storage.durable import Journal, write_private, written
 
-_KEY, _ACCOUNT, _FORMER = "privacy.key", "privacy.jsonl", "privacy.json"
+_KEY, _FORMER = "privacy.key", "privacy.json"
 _CLOSE = 0.99
 """The part of an epsilon by which versions of dp-accounting may agree."""
 
@@ -109,7 +109,7 @@ def row_account(config: RunConfig, directory: RunDirectory) -> RowAccount | None
 
 def _account(directory: RunDirectory) -> Account:
     """The account in ``directory``, made at the start of a run."""
-    journal = Journal(directory.path / _ACCOUNT)
+    journal = Journal(directory.account)
     if not _begun(directory):
         with written(directory.path):
             durable.write(journal.path, b"")
@@ -123,7 +123,7 @@ def _account(directory: RunDirectory) -> Account:
         for entry in read(journal.whole()):
             account.count(entry)
     except (OSError, ValueError) as error:
-        message = f"{_ACCOUNT} is damaged, so nobody knows what was spent ({error}): start another run"
+        message = f"{directory.account.name} is damaged, so nobody knows what was spent ({error}): start another run"
         raise ConfigError.at("RUN_DIR", message) from None
     return account
 
@@ -134,9 +134,11 @@ def _begun(directory: RunDirectory) -> bool:
     if (directory.path / _FORMER).exists():
         message = f"{_FORMER} is an account of a former version, which does not tell the noise of each sum"
         raise ConfigError.at("RUN_DIR", f"{message}: start another run")
-    begun = (directory.path / _ACCOUNT).is_file()
+    begun = directory.account.is_file()
     if not begun and directory.metrics.is_file() and directory.metrics.stat().st_size:
-        raise ConfigError.at("RUN_DIR", f"{_ACCOUNT} is missing: nobody knows what was spent, so start another run")
+        raise ConfigError.at(
+            "RUN_DIR", f"{directory.account.name} is missing: nobody knows what was spent, so start another run"
+        )
     return begun
 
 
@@ -150,8 +152,8 @@ def _must_know(directory: RunDirectory, known: Mapping[str, Any]) -> None:
     except (ValueError, TypeError, LookupError):
         raise ConfigError.at("RUN_DIR", "metrics.jsonl is not one that a private run has written") from None
     if lacks:
-        message = f"{_ACCOUNT} lacks what metrics.jsonl tells of: nobody knows what was spent, so start another run"
-        raise ConfigError.at("RUN_DIR", message)
+        message = f"{directory.account.name} lacks what metrics.jsonl tells of, so nobody knows what was spent"
+        raise ConfigError.at("RUN_DIR", f"{message}: start another run")
 
 
 def _must_allow(account: SumAccount) -> None:

@@ -152,7 +152,7 @@ def guarantees(groups: Sequence[Group]) -> Html | None:
     """The guarantee of each run with ``[privacy]``, in a sentence."""
     runs = (run for group in groups for run in group.runs)
     rows = [[run.name, said] for run in runs if run.rounds and (said := run.rounds[-1].get("guarantee")) is not None]
-    caption = "What is protected, and from whom"
+    caption = "What is protected, and from whom, by each run by itself; runs on the same rows add up"
     return table(("run", "guarantee"), rows, caption=caption, numbers=False) if rows else None
 
 

@@ -23,6 +23,7 @@ class Comparison:
     ``varied``: the values of each key that is varied.
     ``last``, ``target``, ``at_mb``: what is asked of each curve.
     ``algorithms``: per label, means and standard deviations over seeds.
+    ``together``: with differential privacy, what all runs on the same rows have spent together, in a sentence.
     ``runs``: one dict per run.
     ``stopped``: runs that could not finish, with the reason.
 
@@ -42,6 +43,7 @@ class Comparison:
     target: float | None
     at_mb: float | None
     algorithms: dict[str, dict[str, Any]]
+    together: str | None
     runs: list[dict[str, Any]]
     stopped: list[dict[str, Any]]
 

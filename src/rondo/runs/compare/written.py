@@ -25,6 +25,8 @@ def written(
 ) -> Comparison:
     """Write the files of a comparison to ``folder`` and return it. ``runs``: their :func:`numbers`. Raises
     :class:`rondo.RunStopped` where they cannot be written."""
+    from rondo.runs.spent import spent_together
+
     first = {variant.label: variant for variant in variants}
     by_label = {label: [run for run in runs if run["algorithm"] == label] for label in first}
     values: dict[str, list[Any]] = {}
@@ -47,6 +49,7 @@ def written(
             for label, label_runs in by_label.items()
             if label_runs
         },
+        together=spent_together([folder / run["run_dir"] for run in (*runs, *stopped)]),
         runs=runs,
         stopped=stopped,
     )

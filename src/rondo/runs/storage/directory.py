@@ -53,6 +53,11 @@ class RunDirectory:
         return self.path / "adapter-best"
 
     @property
+    def account(self) -> Path:
+        """What was spent, with differential privacy."""
+        return self.path / "privacy.jsonl"
+
+    @property
     def log(self) -> Path:
         return self.path / "run.log"
 
