@@ -8,11 +8,14 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import pickle
+import random
 import sys
 import threading
 import warnings
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 
 from rondo.errors import ConfigError
@@ -40,6 +43,17 @@ def seeded(seed: int | None, device: torch.device | None = None) -> Iterator[Non
         if seed is not None:
             torch.manual_seed(seed)
         yield
+
+
+def shared_streams(device: torch.device) -> tuple[bytes, ...]:
+    """The states of the streams of random numbers that all code of the process shares: torch's on the CPU and on
+    ``device``, NumPy's and Python's."""
+    torchs = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    return (
+        *(state.numpy().tobytes() for state in torchs),
+        pickle.dumps(np.random.get_state()),
+        repr(random.getstate()).encode(),
+    )
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rondo.algorithm import Round
 from rondo.config import task_kinds as tasks
-from rondo.config.checks import client_checks, partition_kind
+from rondo.config.checks import BUILTINS, client_checks, data_source, partition_kind
 from rondo.config.inputs import PartitionConfig
 from rondo.config.schema import RunConfig
 from rondo.data.files.placed import PlacedRows, Places, places_of
@@ -83,7 +83,12 @@ def resolved(config: RunConfig, source: Source) -> RunConfig:
     cls = task_class(config.task.kind)
     task = cls.with_columns(config.task, source.text, source.label)
     rows = itertools.chain(source.train or (), *(source.clients or {}).values())
-    return config.model_copy(update={"task": cls.settled(task, rows)})
+    settled = cls.settled(task, rows)
+    learned = [key for key, value in settled if value != getattr(task, key)]
+    if learned and config.guarantee.noise_from is not None and data_source(config) not in BUILTINS:
+        message = f"{getattr(settled, learned[0])} would follow from a client's rows, so it tells of a row: set it"
+        raise ConfigError.at(f"task.{learned[0]}", message)
+    return config.model_copy(update={"task": settled})
 
 
 def _tested_at_clients(config: RunConfig, source: Source) -> bool:
@@ -128,6 +133,9 @@ def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt
         owners = [client for client, of_client in usable.items() for _ in of_client]
         partition, everybody = PartitionConfig(kind="natural"), set(usable)
     checker.refuse()
+    if limits.max_train_rows is not None and owners is not None and config.guarantee.of_rows:
+        message = "a client's row would decide which of its others are left out: remove it, or give it fewer rows"
+        raise ConfigError.at("data.max_train_rows", message)
     row_labels = _names(rows, label)
     drawn = sample(limits.max_train_rows, len(rows), row_labels, owners, run.generator("rows", "train"))
     chosen = checker.opened(rows, drawn)

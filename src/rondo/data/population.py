@@ -20,7 +20,7 @@ from rondo.data.files.tables import Rows
 from rondo.data.partition.deal import NOBODY, histogram
 from rondo.data.remarks import mixed_pixels, remarks, trained_on
 from rondo.data.stored import Stored
-from rondo.data.units import Parting, Units, units_of, with_examples
+from rondo.data.units import Parting, Units, persons_of, units_of, with_examples
 from rondo.errors import ConfigError
 from rondo.tasks.row_checks import value_name
 from rondo.tasks.task import Example, Store, Task
@@ -201,8 +201,12 @@ def build(
                 parts = parting(name, with_examples(task, dealt.rows[name], by_row), config.data.validation_fraction)
                 members.add(name, *parts.numbers(by_row))
                 continue
-            train, validation = _split(name, by_row, config, run)
-            members.add(name, train, validation, units_of(config, task, dealt.rows[name], by_row, train))
+            persons = persons_of(config, task, dealt.rows[name], by_row)
+            train, validation = _split(name, by_row, config, run, persons or _contents(config, task, store, by_row))
+            if train:
+                members.add(name, train, validation, units_of(config, persons, by_row, train))
+            else:
+                empty_clients.append(name)
         elif by_row:
             too_small[name] = len(by_row)
         else:
@@ -351,11 +355,33 @@ def _numbers(start: int, sizes: Iterable[int]) -> Iterator[range]:
         start += size
 
 
-def _split(name: str, by_row: Sequence[range], config: RunConfig, run: Round) -> tuple[list[int], list[int]]:
-    """One client's examples, whose rows are split at random into training rows, at least one, and validation rows."""
+def _contents(config: RunConfig, task: Task, store: Store, by_row: Sequence[range]) -> list[str] | None:
+    """The digest of each row's examples, where a row by itself decides its part; else None."""
+    if not config.guarantee.of_rows or not config.data.validation_fraction:
+        return None
+    return [task.digest([store[number] for number in numbers]) for numbers in by_row]
+
+
+def _split(
+    name: str, by_row: Sequence[range], config: RunConfig, run: Round, deciders: Sequence[str] | None = None
+) -> tuple[list[int], list[int]]:
+    """One client's examples, whose rows are split into training rows and validation rows: at random, with at least one
+    training row.
+
+    ``deciders``: the person or the content of each row, by whose digest alone its part is decided, so that one row more
+    moves no other. There may then be no training row.
+    """
     import torch
 
-    order = torch.randperm(len(by_row), generator=run.generator("split", name)).tolist()
-    validation_count = max(0, min(round(len(by_row) * config.data.validation_fraction), len(by_row) - 1))
-    training, validation = order[validation_count:], order[:validation_count]
+    generator, fraction = run.generator("split", name), config.data.validation_fraction
+    if deciders is None:
+        order = torch.randperm(len(by_row), generator=generator).tolist()
+        validation_count = max(0, min(round(len(by_row) * fraction), len(by_row) - 1))
+        training, validation = order[validation_count:], order[:validation_count]
+    else:
+        key, held = generator.initial_seed().to_bytes(8), list[bool]()
+        for decider in deciders:
+            digest = hashlib.blake2b(decider.encode("utf-8", "surrogatepass"), key=key, digest_size=8).digest()
+            held.append(int.from_bytes(digest) < fraction * 2**64)
+        training, validation = ([i for i, back in enumerate(held) if back is part] for part in (False, True))
     return sorted(n for i in training for n in by_row[i]), sorted(n for i in validation for n in by_row[i])

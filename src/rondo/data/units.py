@@ -69,32 +69,37 @@ def with_examples(task: Task, rows: Rows, by_row: Sequence[range]) -> Rows:
     return rows if len(by_row) == len(rows) else [row for row in rows if task.encode([row])]
 
 
-def units_of(
-    config: RunConfig, task: Task, rows: Rows, by_row: Sequence[range], train: Sequence[int]
-) -> list[int] | None:
-    """The unit of each training example of a client under ``privacy.unit = "example"``: the person that
-    ``privacy.group`` names, else its row. None where each example is a unit of its own.
+def persons_of(config: RunConfig, task: Task, rows: Rows, by_row: Sequence[range]) -> list[str] | None:
+    """The person that ``privacy.group`` names for each of a client's rows that has examples; None without one.
 
     ``rows``: the client's rows.
     ``by_row``: the numbers of each row's examples, in the order of those ``rows`` that have some.
-    ``train``: the numbers of its training examples.
 
     Raises :class:`ConfigError` where a row does not say whose it is.
     """
-    if not config.guarantee.of_rows:
-        return None
     column = config.privacy.group
     if column is None:
-        if all(len(numbers) == 1 for numbers in by_row):
-            return None
-        persons: Sequence[str] = [str(place) for place in range(len(by_row))]
-    else:
-        for place, row in enumerate(rows):
-            if (problem := value_problem(row, place, column)) is not None:
-                known = f"; there are: {', '.join(map(str, row))}" if column not in row else ""
-                message = f"a row does not say whose it is: {problem.reason}{known}: name a column that every row has"
-                raise ConfigError.at("privacy.group", message)
-        persons = [value_name(row[column]) for row in with_examples(task, rows, by_row)]
+        return None
+    for place, row in enumerate(rows):
+        if (problem := value_problem(row, place, column)) is not None:
+            known = f"; there are: {', '.join(map(str, row))}" if column not in row else ""
+            message = f"a row does not say whose it is: {problem.reason}{known}: name a column that every row has"
+            raise ConfigError.at("privacy.group", message)
+    return [value_name(row[column]) for row in with_examples(task, rows, by_row)]
+
+
+def units_of(
+    config: RunConfig, persons: Sequence[str] | None, by_row: Sequence[range], train: Sequence[int]
+) -> list[int] | None:
+    """The unit of each training example of a client under ``privacy.unit = "example"``: its person, else its row. None
+    where each example is a unit of its own.
+
+    ``persons``, ``by_row``: see :func:`persons_of`.
+    ``train``: the numbers of its training examples.
+    """
+    if not config.guarantee.of_rows or (persons is None and all(len(numbers) == 1 for numbers in by_row)):
+        return None
+    persons = [str(place) for place in range(len(by_row))] if persons is None else persons
     owner = {number: person for person, numbers in zip(persons, by_row, strict=True) for number in numbers}
     unit = {person: place for place, person in enumerate(dict.fromkeys(persons))}
     return [unit[owner[number]] for number in train]

@@ -117,6 +117,10 @@ def tried(run: Assembly) -> Assembly:
         if config.train.micro_batch is not None and network.minds_padding:
             message = "a row's output depends on how far this model's rows are padded, so a step in parts would be "
             raise ConfigError.at("train.micro_batch", f"{message}another step: remove it")
+        if config.guarantee.of_rows and network.draws:
+            message = "the network draws from a stream of random numbers that all rows share, so one row more changes "
+            message += "the gradients of all others: drop by torch.nn.Dropout, which draws row by row, or not at all"
+            raise ConfigError.at("model.name", message)
         flops = Flops.of(network, network.initial, run.task, examples)
         task, prefix = run.model.shorten(run.task, examples)
     return replace(run, task=task, population=population, prefix=prefix, flops=flops)

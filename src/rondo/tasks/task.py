@@ -286,6 +286,12 @@ class Task(ABC):
         """``example`` as a picture with its caption, for the report of a run. Default: None, it is none."""
         return None
 
+    def digest(self, examples: Sequence[Any]) -> str:
+        """Digest of ``examples``, the same for those that the network and the loss cannot tell apart."""
+        store = self.store()
+        store.add(examples)
+        return store.sha256()
+
     def store(self) -> Store:
         """An empty store for this task's examples."""
         return ExampleStore(self.collate)

@@ -11,7 +11,7 @@ from torch import Tensor
 from rondo.config.schema import TrainConfig
 from rondo.engine.client.batches import stream_of
 from rondo.models.networks.rows import to_device
-from rondo.privacy.steps.steps import Taken, Training
+from rondo.privacy.steps.steps import Chance, Taken, Training
 from rondo.tasks.task import Example
 
 
@@ -20,6 +20,7 @@ class PlainSteps:
 
     ``rows``: each client's examples.
     ``generators``: each client's stream of data.
+    ``chances``: each client's other random numbers.
     ``parted``: gives the rows of the smaller part of each client's batch, where the objective has split it; else None.
     """
 
@@ -29,11 +30,12 @@ class PlainSteps:
         config: TrainConfig,
         rows: Sequence[Sequence[Example]],
         generators: Sequence[torch.Generator],
+        chances: Sequence[Chance],
         device: torch.device,
         parted: Callable[[], Sequence[int] | None],
     ) -> None:
         self._training, self._config, self._device, self._parted = training, config, device, parted
-        self._rows, self._generators = rows, generators
+        self._rows, self._generators, self._chances = rows, generators, chances
         self._alive = torch.ones(len(rows), dtype=torch.bool, device=device)
 
     def batches(self, steps: int | None, epochs: int) -> Iterator[list[list[Example]]]:
@@ -48,7 +50,7 @@ class PlainSteps:
     def take(self, batch: Sequence[Sequence[Example]]) -> Taken:
         """One step of the clients with rows in ``batch``. A client whose loss is not finite takes no further one."""
         training = self._training
-        value = training.objective({**training.used, **training.trained}, training.loss(batch))
+        value = training.objective({**training.used, **training.trained}, training.loss(batch, self._chances))
         rows, parted = torch.tensor([len(group) for group in batch]), self._parted()
         has_rows = rows > 0
         training_now = to_device(has_rows, self._device)

@@ -10,7 +10,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -43,7 +43,7 @@ from rondo.models.shortcuts.prefix import Prefix, States
 from rondo.params import Params, Select, buffer, client_row, head, pick
 from rondo.privacy.mechanism.draws import Draws
 from rondo.privacy.steps.private_step import PrivateSteps
-from rondo.privacy.steps.steps import Steps, Training
+from rondo.privacy.steps.steps import Chance, Steps, Training
 from rondo.tasks.task import Batch, Example, Task
 
 
@@ -142,21 +142,20 @@ class CohortTrainer(Trainer):
     ) -> Steps[Any]:
         """The steps of fit number ``stream`` in this round. ``kept``: see :meth:`_loss`."""
         config, clients, attempt = self.config, self.clients, self.round.attempt_generator
-        dropout = [attempt("dropout", c.id, stream) for c in clients]
-        augmenting = [attempt("augment", c.id, stream) for c in clients]
         leaves = list(trained.values())
         # Without leaves a fit is forward passes, which update statistics.
         optimizer = self._optimizer(leaves, self.lr if options.lr is None else options.lr) if leaves else None
 
-        def loss(batch: Sequence[Sequence[Example]]) -> Loss:
+        def loss(batch: Sequence[Sequence[Example]], chances: Sequence[Chance]) -> Loss:
             self._parted = None
-            of_each = len(batch) // len(clients)  # the rows of private steps are clients of their own
-            return self._loss(batch, dropout * of_each, augmenting * of_each, kept)
+            return self._loss(batch, chances, kept)
 
         training = Training(trained, used, options.objective, optimizer, loss)
         if self.privacy is None:
             streams = [attempt("data", c.id, stream) for c in clients]
-            return PlainSteps(training, config, self.examples, streams, self.network.device, lambda: self._parted)
+            chances = [Chance(attempt("dropout", c.id, stream), attempt("augment", c.id, stream)) for c in clients]
+            device = self.network.device
+            return PlainSteps(training, config, self.examples, streams, chances, device, lambda: self._parted)
         (client,), (rows,) = clients, self.examples
         if len(rows) != client.num_examples:
             raise ValueError("epsilon is computed from the client's number of rows, and it trains on another number")
@@ -165,7 +164,14 @@ class CohortTrainer(Trainer):
         at_once = 1 if alone else min(config.batch_size, config.micro_batch or config.batch_size)
         purpose = f"{self.round.attempt}/{stream}/{client.id}"
         return PrivateSteps(
-            training, self.privacy, config.batch_size, rows, at_once, purpose, partial(self.spend, client)
+            training,
+            self.privacy,
+            config.batch_size,
+            rows,
+            at_once,
+            purpose,
+            partial(self.spend, client),
+            lambda row: self.task.digest([row]),
         )
 
     def solve(self, params: Params, *, train: Select) -> Fit:
@@ -231,12 +237,11 @@ class CohortTrainer(Trainer):
     def _loss(
         self,
         batch: Sequence[Sequence[Example]],
-        dropout: Sequence[torch.Generator],
-        augmenting: Sequence[torch.Generator],
+        chances: Sequence[Chance],
         kept: HeadInputs | None = None,
     ) -> Loss:
         """The loss on a batch, one group of examples per client. ``kept``: from the head's inputs on."""
-        passes = [self._pass(rows, dropout, augmenting, kept) for rows in split(batch, self.config.micro_batch)]
+        passes = [self._pass(rows, chances, kept) for rows in split(batch, self.config.micro_batch)]
 
         def whole(seen: Params) -> Tensor:
             return mean_loss(passes, seen)
@@ -246,7 +251,7 @@ class CohortTrainer(Trainer):
             divided = [split_rows(len(group), share) for group in batch]
             self._parted = [min(map(len, parts)) for parts in divided]
             first, second = ([[g[i] for i in d[k]] for g, d in zip(batch, divided, strict=True)] for k in (0, 1))
-            return self._loss(first, dropout, augmenting, kept), self._loss(second, dropout, augmenting, kept)
+            return self._loss(first, chances, kept), self._loss(second, chances, kept)
 
         return Loss(whole, parts, to_device(torch.tensor([len(group) for group in batch]), self.network.device))
 
@@ -258,20 +263,21 @@ class CohortTrainer(Trainer):
     def _pass(
         self,
         batch: Sequence[Sequence[Example]],
-        dropout: Sequence[torch.Generator],
-        augmenting: Sequence[torch.Generator],
+        chances: Sequence[Chance],
         kept: HeadInputs | None,
     ) -> Part:
         """One forward pass over a batch or a part of it."""
         rows = Rows.of(batch, self.task.lengths).to(self.network.device)
-        inputs, targets, hidden = self._to_device(batch, augmenting)
+        rows = replace(rows, apart=self.privacy is not None)
+        inputs, targets, hidden = self._to_device(batch, [c.augmenting for c in chances])
         if kept is not None:
             inputs = kept.of([e for group in batch for e in group])
 
         def summed(seen: Params) -> tuple[Tensor, Tensor]:
             if self.flops is not None:
                 self._count(self.flops, seen, batch)
-            return self._sums(self._output(seen, inputs, hidden, rows, dropout), targets, rows)
+            output = self._output(seen, inputs, hidden, rows, [c.dropout for c in chances])
+            return self._sums(output, targets, rows)
 
         return summed
 

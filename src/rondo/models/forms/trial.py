@@ -25,7 +25,7 @@ from rondo.models.networks.checks import check_buffers
 from rondo.models.networks.network import Network
 from rondo.models.networks.rows import Rows
 from rondo.params import Params, add_client_axis, buffer, module_of, on_device, stack_clients, up
-from rondo.process import seeded
+from rondo.process import seeded, shared_streams
 from rondo.tasks.task import Example, Task
 
 _COSTS = (23, 34, 45, 56, 64)
@@ -60,7 +60,7 @@ def try_out(name: str, network: Network, task: Task, examples: Sequence[Any]) ->
     reason = network.one_at_a_time or _reason(network, task, groups, params, alone)
     # Where clients share calls, rows of one are padded to another's, and that was tried.
     minds_padding = reason is not None and _minds_padding(network, task, rows, params[0])
-    network.tried(reason, minds_padding=minds_padding)
+    network.tried(reason, minds_padding=minds_padding, draws=any(step.drew for step in alone))
     if minds_padding:
         message = "model.name: a row's output depends on how far it is padded, so scores depend on the batch size, and "
         warnings.warn(f"{message}predictions on the rows beside a row", stacklevel=2)
@@ -115,6 +115,8 @@ class _Step:
     """(rows,)"""
     grads: Mapping[str, Tensor]
     """Gradients of all trained tensors, (K, ...)."""
+    drew: bool
+    """Whether it drew from a stream of the process."""
 
 
 def _step(
@@ -127,10 +129,12 @@ def _step(
     trained = {n: t for n, t in leaves.items() if t.requires_grad}
     dropout = [torch.Generator().manual_seed(seed) for seed in seeds]
     with seeded(0, network.device):
+        before = shared_streams(network.device)
         losses, _ = task.loss(network(leaves, {}, inputs, dropout, rows), targets)
         grads = torch.autograd.grad(losses.sum(), list(trained.values()), allow_unused=True)
+        drew = shared_streams(network.device) != before
     pairs = zip(trained.items(), grads, strict=True)
-    return _Step(losses.detach(), {n: torch.zeros_like(t) if g is None else g for (n, t), g in pairs})
+    return _Step(losses.detach(), {n: torch.zeros_like(t) if g is None else g for (n, t), g in pairs}, drew)
 
 
 def _groups(task: Task, examples: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:

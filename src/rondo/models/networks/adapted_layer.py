@@ -220,8 +220,9 @@ class AdaptedLayer:
             mask = torch.ones(x.shape if packing is None else (sum(call.rows.counts), packing.longest, x.shape[-1]))
             parts = (mask,) if len(call.dropout) == 1 else torch.split(mask, list(call.rows.counts))
             by_token = packing is not None or (x.dim() == 3 and mask.shape[1] in call.tokens)
-            lengths = call.rows.longest if by_token else None
-            for k, (part, g) in enumerate(zip(parts, call.dropout, strict=True)):
+            lengths = call.rows.longest if by_token and not call.rows.apart else None
+            generators = map(_successor, call.dropout) if call.rows.apart else call.dropout
+            for k, (part, g) in enumerate(zip(parts, generators, strict=True)):
                 # Draw as much as the client's own longest sequence takes, whichever this one is and however far it is
                 # padded, so that a client's masks do not depend on the others.
                 size = part.shape if lengths is None else (len(part), lengths[k], *part.shape[2:])
@@ -233,3 +234,8 @@ class AdaptedLayer:
         elif len(masks) != 1:
             raise RuntimeError(f"{self.site.path} runs several times a call: no dropout with activation checkpointing")
         return x * masks[-1]
+
+
+def _successor(generator: torch.Generator) -> torch.Generator:
+    """A generator seeded by the next number of ``generator``, which moves on by as much however many are drawn."""
+    return torch.Generator().manual_seed(int(torch.randint(2**63 - 1, (), generator=generator)))

@@ -47,6 +47,8 @@ class Network(ABC):
     """Whether calls cannot run in several threads at once."""
     minds_padding: bool = False
     """Whether a row's output depends on how far it is padded."""
+    draws: bool = False
+    """Whether a call in training draws from a stream of the process, which all rows share."""
     products: torch.dtype | None = None
     """The type that layers multiply in; None for that of their tensors."""
     layout: Literal["channels last", "contiguous"] | None = None
@@ -110,10 +112,10 @@ class Network(ABC):
                 return batch
         return pixel_by_pixel
 
-    def tried(self, one_at_a_time: str | None, *, minds_padding: bool) -> None:
+    def tried(self, one_at_a_time: str | None, *, minds_padding: bool, draws: bool) -> None:
         """Take the outcome of the trial (:mod:`rondo.models.forms.trial`): the reason for which a call of several
-        clients goes wrong, and :attr:`minds_padding`."""
-        self.one_at_a_time, self.minds_padding = one_at_a_time, minds_padding
+        clients goes wrong, :attr:`minds_padding` and :attr:`draws`."""
+        self.one_at_a_time, self.minds_padding, self.draws = one_at_a_time, minds_padding, draws
 
     def check_training(self, inputs: Batch) -> None:  # noqa: B027
         """Raise :class:`ConfigError` for a module that does in training something that Rondo would not do. Default:

@@ -31,6 +31,8 @@ class Rows:
     """Whether any row may be padded."""
     lengths: tuple[int, ...] | None = None
     """Tokens of each row, if they are known and a row is one sequence."""
+    apart: bool = False
+    """Whether every client is one row, whose random numbers depend on no row beside it, nor on how far it is padded."""
     device: torch.device = _CPU
     """The device of ``index``."""
 

@@ -4,6 +4,9 @@ A unit is a row, or all rows of a person; the sum of its rows' gradients is clip
 client code is batch-transparent, so an algorithm's objective gives one loss per row unchanged, and one backward pass
 gives one gradient per row. Terms of the objective that depend on parameters only are in each row's gradient and are
 clipped with it.
+
+The clip bounds what one row more adds to a sum only if it changes no other row's gradient. So the dropout masks and the
+augmentation of a row come from a seed of its own, whatever stands beside it.
 """
 
 from __future__ import annotations
@@ -22,8 +25,24 @@ from rondo.data.units import Units
 from rondo.params import Params
 from rondo.privacy.mechanism.draws import Draws
 from rondo.privacy.mechanism.secret import SecretStream
-from rondo.privacy.steps.steps import Taken, Training
+from rondo.privacy.steps.steps import Chance, Taken, Training
 from rondo.tasks.task import Example
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A row that a step has drawn."""
+
+    unit: int
+    """The place of its unit among the units drawn."""
+    row: Example
+    seed: int
+    """Of its random numbers in this step."""
+
+    @property
+    def chance(self) -> Chance:
+        generator = torch.Generator().manual_seed(self.seed)
+        return Chance(generator, generator)
 
 
 @dataclass(frozen=True)
@@ -47,6 +66,7 @@ class PrivateSteps:
     ``at_once``: most rows of a pass.
     ``purpose``: one per client, attempt and local training, where a debug seed is set.
     ``spend``: called with the number of steps before the first one.
+    ``digest``: of a row, by which a debug seed seeds its random numbers.
     """
 
     def __init__(
@@ -58,6 +78,7 @@ class PrivateSteps:
         at_once: int,
         purpose: str,
         spend: Callable[[Draws, int], None],
+        digest: Callable[[Example], str],
     ) -> None:
         assert isinstance(privacy.clip, float)
         assert privacy.noise is not None
@@ -67,17 +88,23 @@ class PrivateSteps:
         self.draws = Draws(size, len(rows))
         self._chance = SecretStream(privacy.debug_seed, f"{purpose}/rows")
         self._noise = SecretStream(privacy.debug_seed, f"{purpose}/noise")
+        self._debug_seed, self._purpose, self._digest = privacy.debug_seed, purpose, digest
 
-    def batches(self, steps: int | None, epochs: int) -> Iterator[list[tuple[int, Example]]]:
-        """Poisson draws of units, of which any may be empty: each row with the place of its unit. Their number tells
-        nothing of what was drawn."""
+    def batches(self, steps: int | None, epochs: int) -> Iterator[list[Drawn]]:
+        """Poisson draws of units, of which any may be empty. Their number tells nothing of what was drawn."""
         count = self.draws.steps(steps, epochs)
         self._spend(self.draws, count)
-        for _ in range(count):
+        for step in range(count):
             drawn = self._chance.chosen(len(self._units), self.draws.probability)
-            yield [(k, self._rows[i]) for k, unit in enumerate(drawn) for i in self._units[unit]]
+            rows = [(k, self._rows[i]) for k, unit in enumerate(drawn) for i in self._units[unit]]
+            yield [Drawn(k, row, self._seed(step, row)) for k, row in rows]
 
-    def take(self, batch: Sequence[tuple[int, Example]]) -> Taken:
+    def _seed(self, step: int, row: Example) -> int:
+        """Secret bits of a row's own; with a debug seed those of the row itself, and not of its place."""
+        purpose = "" if self._debug_seed is None else f"{self._purpose}/{step}/{self._digest(row)}"
+        return int(SecretStream(self._debug_seed, purpose).words(1)[0])
+
+    def take(self, batch: Sequence[Drawn]) -> Taken:
         """One step. Its loss and the number of rows drawn are secrets, so the expected number is told."""
         training = self._training
         if training.optimizer is not None:
@@ -107,15 +134,15 @@ class PrivateSteps:
                 sums[name] += total
         return add_noise(sums, self.deviation, [self._noise], torch.tensor([self.draws.expected]))
 
-    def _parts(self, batch: Sequence[tuple[int, Example]]) -> Iterator[Part]:
+    def _parts(self, batch: Sequence[Drawn]) -> Iterator[Part]:
         """The parts of a batch, in which each row is a client of its own."""
         training = self._training
         for start in range(0, len(batch), self._at_once):
             part, after = batch[start : start + self._at_once], batch[start + self._at_once :]
-            loss = training.loss([[example] for _, example in part])
+            loss = training.loss([[drawn.row] for drawn in part], [drawn.chance for drawn in part])
             objective = partial(_of_rows, len(part), training.used, training.objective, loss)
-            goes_on = bool(after) and after[0][0] == part[-1][0]
-            yield Part(torch.tensor([unit for unit, _ in part]), objective, goes_on)
+            goes_on = bool(after) and after[0].unit == part[-1].unit
+            yield Part(torch.tensor([drawn.unit for drawn in part]), objective, goes_on)
 
 
 def _of_units(gradients: dict[str, Tensor], unit: Tensor, begun: Params) -> dict[str, Tensor]:

@@ -17,6 +17,14 @@ B = TypeVar("B")
 
 
 @dataclass(frozen=True)
+class Chance:
+    """The random numbers of one client in a pass."""
+
+    dropout: torch.Generator
+    augmenting: torch.Generator
+
+
+@dataclass(frozen=True)
 class Training:
     """The tensors of one local training of K clients, and the loss that moves them."""
 
@@ -27,8 +35,8 @@ class Training:
     objective: Objective
     optimizer: torch.optim.Optimizer | None
     """The optimizer of ``trained``; None if nothing is trained: a step is then a forward pass."""
-    loss: Callable[[Sequence[Sequence[Example]]], Loss]
-    """The loss on a batch, one group of examples per client."""
+    loss: Callable[[Sequence[Sequence[Example]], Sequence[Chance]], Loss]
+    """The loss on a batch, one group of examples per client, with each client's random numbers."""
 
 
 @dataclass(frozen=True)
