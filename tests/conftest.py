@@ -163,6 +163,22 @@ def bf16(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 
 
 @pytest.fixture
+def private_sums(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The sum of clipped gradients of every private step, (numbers,), in float64. The steps move nothing, so that each
+    begins at the start."""
+    from rondo.engine.client import private_step
+
+    seen: list[torch.Tensor] = []
+
+    def noted(sums: dict[str, torch.Tensor], *_: object) -> dict[str, torch.Tensor]:
+        seen.append(torch.cat([t.flatten() for t in sums.values()]))
+        return {n: torch.zeros_like(t) for n, t in sums.items()}
+
+    monkeypatch.setattr(private_step, "add_noise", noted)
+    return seen
+
+
+@pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Sets the clock by which keys and certificates end, not that of TLS, by so many days from today."""
     from rondo.federation.identity import certificates

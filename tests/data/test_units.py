@@ -8,7 +8,7 @@ import pytest
 
 from rondo.config import ConfigError, load
 from rondo.config.schema import RunConfig
-from rondo.data.units import Units, units_of
+from rondo.data.units import Units, persons_of, units_of
 
 PRIVACY = {"adversary": "server", "unit": "example", "clip": 1.0, "noise": 1.0, "delta": 1e-5}
 
@@ -26,7 +26,8 @@ def config(**privacy: Any) -> RunConfig:
 
 def units(rows: list[dict[str, Any]], by_row: list[range], train: list[int], **privacy: Any) -> Any:
     task: Any = Halves()
-    return units_of(config(**privacy), task, rows, by_row, train)
+    chosen = config(**privacy)
+    return units_of(chosen, persons_of(chosen, task, rows, by_row), by_row, train)
 
 
 ROWS = [{"text": "a", "who": 1}, {"text": "b", "who": 2}, {"text": "c", "who": 1}]

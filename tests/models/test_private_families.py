@@ -1,4 +1,5 @@
-"""Private steps in every family of models: the gradient of each row equals that of the row by itself."""
+"""Private steps in every family of models: the gradient of each row equals that of the row by itself, and one row more
+moves no other, with dropout too."""
 
 from __future__ import annotations
 
@@ -77,6 +78,25 @@ def assert_rows_are_clipped_alone(model: AdaptedTransformer, task: Task, rows: l
 def test_rows_of_a_family_are_clipped_alone(tmp_path: Path, family: Family, kind: Kind, layers: Any) -> None:
     model, task, examples = opened(configured(save(family, kind, tmp_path), kind, layers))
     assert_rows_are_clipped_alone(model, task, [*examples[0], *examples[2]])
+
+
+@pytest.mark.parametrize(("family", "kind", "layers"), cases())
+def test_one_row_more_moves_the_sum_by_the_clip_at_most(
+    tmp_path: Path, private_sums: list[Tensor], family: Family, kind: Kind, layers: Any
+) -> None:
+    """Wherever it stands, and though the others are padded to it or to less."""
+    config = configured(save(family, kind, tmp_path), kind, layers, lora_dropout=0.3)
+    model, task, examples = opened(config)
+    start, clip = add_client_axis(drawn(model, 1)), 1e-3
+    rows = sorted((e for client in examples for e in client), key=lambda e: e.cost)
+    for more in (rows[-1], rows[0]):
+        others = [row for row in rows if row is not more]
+        for placed in (others, [more, *others], [*others, more]):
+            step(model, task, placed, start, clip)
+        without, *with_it = private_sums
+        moved = [float((total - without).norm()) / clip for total in with_it]
+        assert max(moved) <= 1 + 1e-4
+        private_sums.clear()
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 3])

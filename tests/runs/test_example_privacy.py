@@ -182,7 +182,8 @@ def test_persons_rows_are_one_unit_in_a_run(sources: Path, tmp_path: Path) -> No
     moved = []
     for seed in range(4):
         privacy = {"group": "person", "noise": 0.0, "debug_seed": seed}
-        one = {"rounds": 1, "data": {"source": str(table)}, "partition": {"clients": 1}, "evaluation": {"every": 0}}
+        data = {"source": str(table), "validation_fraction": 0.0}
+        one = {"rounds": 1, "data": data, "partition": {"clients": 1}, "evaluation": {"every": 0}}
         result = run(configured(sources, train=train, privacy=privacy, **one), tmp_path / f"{seed}")
         moved.append(any(t.any() for n, t in read_tensors(result.run_dir / "adapter").items() if n.endswith(".B")))
     assert len(set(moved)) == 2

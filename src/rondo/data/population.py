@@ -191,7 +191,7 @@ def build(
     """
     run = Round(0, config.rounds, config.seed, 0)
     store = task.store()
-    members, empty_clients, used, left_out = Members(store), [], 0, 0
+    members, empty_clients, held_back, used, left_out = Members(store), [], 0, 0, 0
     too_small, trained = dict(dealt.too_small), trained_on(config, dealt)
     for name, by_row in _encoded(store, task, dealt.rows):
         used += len(by_row)
@@ -206,12 +206,16 @@ def build(
             if train:
                 members.add(name, train, validation, units_of(config, persons, by_row, train))
             else:
+                held_back += 1
                 empty_clients.append(name)
         elif by_row:
             too_small[name] = len(by_row)
         else:
             empty_clients.append(name)
     needed = least_clients(config.clients)
+    if len(members) < needed <= len(members) + held_back:
+        message = f"it holds back all rows of {held_back} clients, so {len(members)} are left and {needed} are needed"
+        raise ConfigError.at("data.validation_fraction", f"{message}: lower it")
     if len(members) < needed:
         raise nothing_left(config, task, left_out, f", so {len(members)} clients have examples and {needed} are needed")
     test, own_tests, test_report = _test_set(config, task, dealt.test, "test set")
