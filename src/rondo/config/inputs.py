@@ -267,7 +267,8 @@ class DataConfig(Section):
     them."""
     validation_fraction: Fraction = 0.1
     """Share of each client's rows that is never trained on. Left out, it is 0 where clients have test rows of their
-    own, and with ``[privacy]``, under which nobody is told their scores."""
+    own, and with ``[privacy]``, under which nobody is told their scores. With ``privacy.unit = "example"`` a digest of
+    the row decides, or of its person, so a client's share is about so much."""
     separator: Annotated[str, Field(min_length=1, max_length=1)] | None = None
     """Character between the columns of CSV and TSV files, such as ``";"``, which Excel writes in German. Left out, a
     comma or a tab, by the file's ending."""

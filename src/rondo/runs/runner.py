@@ -202,7 +202,7 @@ def _new(config: RunConfig, device: str, given: Given, workers: RayWorkers | Non
 def _must_protect(config: RunConfig, population: Population) -> None:
     """Raises :class:`ConfigError` where ``delta`` protects no row of a client."""
     if config.guarantee.of_rows:
-        counts = {name: len(Units.of(member.train)) for name, member in population.members.items()}
+        counts = {name: len(Units.of(member.trained())) for name, member in population.members.items()}
         reason = unprotected(config.privacy.delta, counts, config.guarantee.units)
         if reason is not None:
             raise ConfigError.at("privacy.delta", reason)

@@ -159,7 +159,7 @@ class CohortTrainer(Trainer):
         (client,), (rows,) = clients, self.examples
         if len(rows) != client.num_examples:
             raise ValueError("epsilon is computed from the client's number of rows, and it trains on another number")
-        alone = self.network.one_at_a_time is not None or self.network.minds_padding
+        alone = self.network.one_at_a_time is not None or self.network.minds_padding is not False
         # A pass has as many rows as one without privacy has at most, whatever was drawn.
         at_once = 1 if alone else min(config.batch_size, config.micro_batch or config.batch_size)
         purpose = f"{self.round.attempt}/{stream}/{client.id}"

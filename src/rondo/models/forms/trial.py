@@ -58,8 +58,10 @@ def try_out(name: str, network: Network, task: Task, examples: Sequence[Any]) ->
     inputs, _ = task.collate(rows)
     network.check_training(on_device(inputs, network.device))
     reason = network.one_at_a_time or _reason(network, task, groups, params, alone)
-    # Where clients share calls, rows of one are padded to another's, and that was tried.
-    minds_padding = reason is not None and _minds_padding(network, task, rows, params[0])
+    minds_padding: bool | None = None
+    if not task.padded or len({row.cost for row in rows}) > 1:
+        # Where clients share calls, rows of one are padded to another's, and that was tried.
+        minds_padding = reason is not None and _minds_padding(network, task, rows, params[0])
     network.tried(reason, minds_padding=minds_padding, draws=any(step.drew for step in alone))
     if minds_padding:
         message = "model.name: a row's output depends on how far it is padded, so scores depend on the batch size, and "
@@ -93,7 +95,7 @@ def _reason(
 @torch.no_grad()
 def _minds_padding(network: Network, task: Task, rows: Sequence[Example], params: Params) -> bool:
     """Whether a row has another loss beside longer ones than alone."""
-    if not task.padded or len({row.cost for row in rows}) == 1:
+    if not task.padded:
         return False
 
     def losses(rows: Sequence[Example]) -> Tensor:

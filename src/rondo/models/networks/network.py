@@ -45,8 +45,8 @@ class Network(ABC):
     """The reason why clients cannot share a call; None if they can."""
     one_thread: bool = False
     """Whether calls cannot run in several threads at once."""
-    minds_padding: bool = False
-    """Whether a row's output depends on how far it is padded."""
+    minds_padding: bool | None = False
+    """Whether a row's output depends on how far it is padded; None if no padded row was tried."""
     draws: bool = False
     """Whether a call in training draws from a stream of the process, which all rows share."""
     products: torch.dtype | None = None
@@ -112,7 +112,7 @@ class Network(ABC):
                 return batch
         return pixel_by_pixel
 
-    def tried(self, one_at_a_time: str | None, *, minds_padding: bool, draws: bool) -> None:
+    def tried(self, one_at_a_time: str | None, *, minds_padding: bool | None, draws: bool) -> None:
         """Take the outcome of the trial (:mod:`rondo.models.forms.trial`): the reason for which a call of several
         clients goes wrong, :attr:`minds_padding` and :attr:`draws`."""
         self.one_at_a_time, self.minds_padding, self.draws = one_at_a_time, minds_padding, draws
