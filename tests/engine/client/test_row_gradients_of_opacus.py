@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rondo.engine.client.private_step import row_gradients
 from rondo.models.networks.adapted_layer import Site
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.networks.network import Network
 from rondo.models.networks.rows import Rows
 from rondo.models.networks.whole_network import WholeNetwork
 from rondo.params import Params, add_client_axis
+from rondo.privacy.steps.private_step import row_gradients
 
 opacus = pytest.importorskip("opacus")
 CASES = range(100)
