@@ -178,6 +178,24 @@ def test_validation_rows_are_rounded_and_leave_one_to_train_on(rows: int, fracti
     assert sorted(training + validation) == list(range(rows))
 
 
+def test_row_decides_by_itself_whether_it_is_held_back() -> None:
+    """Whatever stands beside it; rows that are the same, or of one person, share a part."""
+    config = load({"data": {"validation_fraction": 0.25}})
+    names = [f"person {n % 400}" for n in range(800)]
+
+    def held(names: list[str], client: str = "ann", seed: int = 0) -> list[str]:
+        by_row = [range(i, i + 1) for i in range(len(names))]
+        train, validation = _split(client, by_row, config, Round(0, 1, seed, 1), names)
+        assert sorted(train + validation) == list(range(len(names)))
+        return [names[i] for i in validation]
+
+    back = held(names)
+    assert 0.2 * 800 < len(back) < 0.3 * 800
+    assert len(back) == 2 * len(set(back))
+    assert set(held(["another", *names[::2]])) - {"another"} == set(back) & set(names[::2])
+    assert held(names, "bob") != back != held(names, seed=1)
+
+
 @pytest.mark.parametrize("most", [1, 2, 3, 4, 100])
 def test_clients_are_encoded_some_at_a_time(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as a call takes, and one with more rows than that alone."""

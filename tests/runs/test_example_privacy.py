@@ -178,7 +178,7 @@ def test_persons_rows_are_one_unit_in_a_run(sources: Path, tmp_path: Path) -> No
         header, *lines = file.read().splitlines()
     table = sources / "persons.csv"
     table.write_text("\n".join([f"{header},person", *(f"{line},ann" for line in lines)]) + "\n", encoding="utf-8")
-    train = {"batch_size": 22, "local_steps": 1, "local_epochs": None}
+    train = {"batch_size": 30, "local_steps": 1, "local_epochs": None}
     moved = []
     for seed in range(4):
         privacy = {"group": "person", "noise": 0.0, "debug_seed": seed}

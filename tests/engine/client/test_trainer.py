@@ -23,6 +23,7 @@ from rondo.models.kernels.precision import Kernels, apply
 from rondo.models.networks.adapted_layer import Site
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.params import Params, add_client_axis, down, everything, head, up
+from rondo.privacy.steps.steps import Chance
 from rondo.tasks.language.sequences.classification import SequenceClassification
 from rondo.tasks.language.stores.token_store import TextExample
 from rondo.tasks.task import Batch
@@ -422,9 +423,9 @@ def test_parts_of_a_cohorts_batch_keep_clients_apart() -> None:
     setup = Setup(optimizer="sgd")
     trainer, rows = setup.trainer, examples(5)
     trainer.clients = (Client("ann", 4), Client("bob", 1), Client("cid", 1))
-    dropout, augmenting = ([Round(0, 1, 0, 3).generator(c.id) for c in trainer.clients] for _ in range(2))
+    chances = [Chance(*[Round(0, 1, 0, 3).generator(c.id) for _ in range(2)]) for c in trainer.clients]
     params = add_client_axis(setup.start, 3)
-    first, second = trainer._loss([list(rows[:4]), [rows[4]], []], dropout, augmenting).split()
+    first, second = trainer._loss([list(rows[:4]), [rows[4]], []], chances).split()
     for part, expected in ((first, [rows[0], rows[2]]), (second, [rows[1], rows[3]])):
         losses = part(params)
         torch.testing.assert_close(losses[0], setup.loss(setup.start, expected), rtol=0, atol=1e-7)
