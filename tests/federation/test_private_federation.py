@@ -215,12 +215,13 @@ def test_class_names_of_rows_are_refused_at_the_server(folder: Path) -> None:
 
 
 def private(plan: Plan, run: str = "one", **privacy: Any) -> Plan:
-    """``plan`` with private steps: four rounds of four steps for ann's 15 rows."""
+    """``plan`` with private steps: four rounds of four steps for ann's 20 rows."""
     sections = {
         "clients": {"weighting": "uniform"},
-        "train": TRAIN,
+        "train": {**TRAIN, "batch_size": 5},
         "evaluation": {"diagnostics_every": 0},
         "task": LABELS,
+        "data": {"validation_fraction": 0.0},
     }
     changed = with_(plan, **sections, privacy={**OF_ROWS, **privacy})
     return replace(changed, run=run, config={**changed.config, "rounds": 4})
@@ -231,13 +232,14 @@ def allowing(**privacy: Any) -> Contract:
 
 
 def spent(steps: int) -> float:
-    return epsilon(1.0, Draws(4, 15).probability, steps, 1e-5)
+    return epsilon(1.0, Draws(5, 20).probability, steps, 1e-5)
 
 
 def work(request: Request, run: str = "one", **round: Any) -> bytes:
     """A request of the server for a round of ``run``."""
     identity = replace(request.identity, run=run)
-    return replace(request, identity=identity, round=replace(request.round, total=4, **round)).encode()
+    client = replace(request.client, num_examples=20)
+    return replace(request, client=client, identity=identity, round=replace(request.round, total=4, **round)).encode()
 
 
 @pytest.mark.parametrize(
@@ -282,10 +284,10 @@ def test_class_names_do_not_leave(plan: Plan, tmp_path: Path, desk: Make) -> Non
 def test_persons_are_the_unit_that_the_contract_names(plan: Plan, tmp_path: Path, desk: Make) -> None:
     rows = [{**row, "who": f"person {i % 4}"} for i, row in enumerate(reviews(20))]
     here = desk(tmp_path, contract=allowing(persons="who"), rows=rows)
-    assert asked(here, private(plan, group="who")).clients == {"ann": 15}
+    assert asked(here, private(plan, group="who")).clients == {"ann": 20}
     places = here.parties["ann"].member.train.places  # type: ignore[attr-defined]
     assert len(places) == 4
-    assert sum(map(len, places)) == 15
+    assert sum(map(len, places)) == 20
 
 
 @pytest.mark.slow
