@@ -55,6 +55,15 @@ def test_labels_that_differ_by_blanks_or_unicode_form_are_one_class(tmp_path: Pa
     assert f"{'new  york'!r} as 'new york'" in line
 
 
+def test_persons_that_differ_by_case_only_are_named(tmp_path: Path) -> None:
+    """Each would have an epsilon of its own."""
+    train = [{**row, "who": who} for row, who in zip(rows("a", "b", "a"), ("bob", "BOB", "ann"), strict=True)]
+    privacy = {"adversary": "server", "unit": "example", "clip": 1.0, "noise": 1.0, "delta": 1e-2, "group": "who"}
+    clients = {"weighting": "uniform"}
+    lines = said(config(tmp_path, train, privacy=privacy, clients=clients))
+    assert "names of persons that differ by case only are 2 persons: 'BOB', 'bob'" in lines
+
+
 def test_named_labels_and_columns_are_compared_in_one_form(tmp_path: Path) -> None:
     train = [{"text ": "a", "la\u0301bel": "x "}, {"text ": "b", "la\u0301bel": "y"}]
     task = {"text": "text", "label": "l\u00e1bel", "labels": ["x", " y"]}

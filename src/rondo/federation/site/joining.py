@@ -120,7 +120,8 @@ class Joining:
         counts = {name: len(rows) for name, rows in clients.items()}
         uploads = list(terms.trials(assembly))
         plan_terms += terms.of_training(self.contract, config, assembly, counts, uploads, self.ledger, plan.run)
-        return Offer(plan, plan_terms, [*leaving, *self._per_round(assembly, uploads)], labels, assembly)
+        said = assembly.population.report["warnings"]
+        return Offer(plan, plan_terms, [*leaving, *self._per_round(assembly, uploads), *said], labels, assembly)
 
     def counts(self, plan: Plan) -> dict[str, int]:
         """Numbers of rows by client, of the clients that ``plan`` names."""
