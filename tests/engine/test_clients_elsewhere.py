@@ -20,7 +20,7 @@ from rondo.algorithms.wrappers.robust import Robust
 from rondo.data.population import Population
 from rondo.engine.client.holdings import Holdings
 from rondo.engine.client.local_round import LocalRound
-from rondo.engine.client.party import Party
+from rondo.engine.client.party import LOST, NONE, Party
 from rondo.engine.remote import RemoteTransport
 from rondo.engine.remote_scoring import RemoteScorer
 from rondo.engine.server.ledger import Ledger
@@ -185,6 +185,80 @@ def test_client_with_an_empty_disk_is_sent_everything_once() -> None:
     own = {c: post.sent[c] - before[c] for c in SIZES}
     assert own["bob"] > 2 * own["ann"], "what was sent in vain, and everything again"
     assert record["bytes_down"] == sum(own.values())
+
+
+# --- states of another time ---------------------------------------------------------------------------------------
+
+
+def copied(party: Party) -> dict[str, Any]:
+    """The state of ``party``, as a backup has it."""
+    state = {"holdings": replace(party.holdings), "pending": party.pending, "counted": party.counted}
+    return {**state, "kept": dict(party.kept)}
+
+
+def brought_back(party: Party, state: dict[str, Any]) -> None:
+    party.holdings, party.pending, party.counted = state["holdings"], state["pending"], state["counted"]
+    party.kept.clear()
+    party.kept.update(state["kept"])
+
+
+EMPTY: dict[str, Any] = {"holdings": Holdings(), "pending": None, "counted": NONE, "kept": {}}
+
+
+@pytest.mark.parametrize("name", ["fedsa-lora", "fedit"])
+@pytest.mark.parametrize("empty", [False, True])
+def test_client_older_than_its_server_is_refused(name: str, empty: bool) -> None:
+    """It would train on its tensors of a round long past, or on none, and the run would end otherwise."""
+    server, post = federation(make(name, run=ALONE))
+    server.run_round(0)
+    bob = post.parties["bob"]
+    state, later = EMPTY if empty else copied(bob), server.run_round(1)
+    assert later["failed"] == []
+    brought_back(bob, state)
+    (failed,) = server.run_round(2)["failed"]
+    own = "empty" if empty else "older, of round 1"
+    assert failed["client"] == "bob"
+    assert f"the server counts on round 2, and the site's folder is {own}" in failed["detail"]
+    assert copied(bob) == state | {"kept": bob.kept}
+    bob.kept.clear()
+    bob.holdings, bob.pending, bob.counted = Holdings(), None, LOST
+    assert server.run_round(3)["failed"] == []
+    assert bob.counted == 1
+    assert server.run_round(4)["failed"] == []
+
+
+@pytest.mark.parametrize("name", ["fedsa-lora", "fedit"])
+@pytest.mark.parametrize("counts", [True, False])
+def test_server_that_went_back_is_refused(name: str, counts: bool) -> None:
+    """Its clients keep what they have learned since, which no round of the server's begins with. Rounds that did not
+    count leave that: the server has forgotten what was spent in them."""
+    server, post = federation(make(name, run=ALONE))
+    server.run_round(0)
+    saved = serialization.pack(server.state), server.ledger.to_json(), server.aggregated
+    if not counts:
+        post.on_way = lambda client, reply: []
+    for index in (1, 2):
+        server.run_round(index)
+    post.on_way = lambda client, reply: [reply]
+    before = {name: copied(party) for name, party in post.parties.items()}
+    state = serialization.unpack(saved[0], server.state)
+    server = replace(server, state=state, ledger=Ledger.from_json(saved[1]), aggregated=saved[2], kept={})
+    record = server.run_round(1)
+    assert record["clients"] == 0
+    assert {f["detail"][1:58] for f in record["failed"]} == {
+        "the server went back to before round 3: bring its newer r"
+    }
+    assert {name: copied(party) for name, party in post.parties.items()} == before
+
+
+def test_client_of_another_time_has_no_scores() -> None:
+    other = make("fedsa-lora", run=ALONE)
+    server, post = federation(other)
+    for index in range(2):
+        server.run_round(index)
+    brought_back(post.parties["bob"], EMPTY)
+    scores = elsewhere(other, server).at_clients(server.state, server.round(2))
+    assert [set(found["per_client"]) for found in scores.values()] == [{"ann", "cid"}] * len(scores)
 
 
 # --- the start ----------------------------------------------------------------------------------------------------

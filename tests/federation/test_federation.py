@@ -30,6 +30,7 @@ from rondo.engine.transport import Turnout
 from rondo.engine.wire import start
 from rondo.federation.identity import keys
 from rondo.federation.site import desk
+from rondo.federation.site.start_over import start_over
 from rondo.params import everything, num_bytes
 from rondo.runs.watching.progress import Quiet
 from tiny_federation import ALLOWED
@@ -122,17 +123,25 @@ def test_site_that_is_started_anew_in_the_middle(folder: Path, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_site_with_an_empty_disk(folder: Path, tmp_path: Path) -> None:
-    """It has lost what it was sent, and makes A again. B is the round's, and sent in any case."""
+    """It has lost what it was sent, and makes A again, once its owner has said that it begins again. B is the round's,
+    and sent in any case."""
     run = config(folder, algorithm={"name": "ffa-lora"}, rounds=3)
     expected = simulated(folder, run, tmp_path / "simulation")
     parties = Parties(folder, state=tmp_path)
 
-    def act(done: int) -> None:
-        parties.stop("south")
-        shutil.rmtree(tmp_path / "at-south")
+    def started() -> None:
         before = len(parties.told)
         parties.start("south")
         until(lambda: any(line.startswith("south takes part") for line in parties.told[before:]))
+
+    def act(done: int) -> None:
+        parties.stop("south")
+        if done < run["rounds"]:
+            shutil.rmtree(tmp_path / "at-south")
+            started()
+            parties.stop("south")
+            start_over(tmp_path / "at-south")
+        started()
 
     result = parties.run(run, tmp_path / "run", observer=Watching(act), patience=60.0)
     assert weights(result) == weights(expected)

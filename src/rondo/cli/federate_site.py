@@ -118,6 +118,20 @@ def log(
             print(visible(line))
 
 
+@site.command()
+def start_over(state: Annotated[Path, typer.Argument(help="the site's folder, which is older than its run")]) -> None:
+    """Go on in a run with a folder that is older than the server knows: what its clients kept is given up."""
+    with user_errors(), headed("rondo federate site start-over"):
+        from rondo.federation.extra import needed
+
+        needed()
+        from rondo.federation.site.start_over import start_over as given_up
+
+        run, clients = given_up(state)
+        print(visible(f"run {run}: {', '.join(clients)} begins again, without what it has kept for itself"))
+        print("what left and what was spent since this folder was copied is in neither its audit nor its accounts")
+
+
 @contextmanager
 def program(
     server: str,

@@ -17,6 +17,10 @@ from rondo.engine.wire.letters import PROTOCOL, Reply, Request
 from rondo.params import Params
 from rondo.tasks.task import Example
 
+NONE, LOST = -1, -2
+"""Attempts that are none: none has counted yet, or what was kept of it is given up."""
+_AGAIN = "begins again without what its clients kept: rondo federate site start-over STATE"
+
 
 @dataclass
 class Party:
@@ -34,6 +38,9 @@ class Party:
     holdings: Holdings = field(default_factory=Holdings)
     pending: tuple[int, Params] | None = None
     """The last attempt that the client trained in, and what it keeps if that attempt counts."""
+    counted: int = NONE
+    """The attempt that ``kept`` is of, as the server said that it counted; ``LOST``: any, since the client's owner
+    begins again without what it kept."""
     withheld: Callable[[Answer], str | None] = lambda answer: None
     """Gives the reason why an upload must not leave; None if it may."""
     start: Callable[[Client], Shared] | None = None
@@ -62,6 +69,8 @@ class Party:
             return Reply(reason="wrong_model", detail=detail)
         if request.client.id != self.id:
             return Reply(reason="refused", detail=f"this is {self.id}, not {request.client.id}")
+        if (reason := self._other_time(request)) is not None:
+            return Reply(reason="refused", detail=reason)
         self._begin(request)
         if request.scores:
             return self._scores(request)
@@ -78,6 +87,25 @@ class Party:
             return Reply(reason="refused", detail=reason)
         self.pending = (request.round.attempt, answer.kept or {})
         return Reply(self._encoded(request, answer), answer.loss)
+
+    def _other_time(self, request: Request) -> str | None:
+        """The reason why the server's state and this client's are not of one time, as after a backup was brought back:
+        the client would train on tensors of another round. None if they are.
+
+        No crash leads here. A server says that an attempt counted, and asks for the next, once that is on its disk. A
+        client's answer leaves once the attempt is on the client's.
+        """
+        said = NONE if request.counted is None else request.counted
+        trained = NONE if self.pending is None else self.pending[0]
+        if self.counted == LOST or (said in (self.counted, trained) and request.round.attempt >= trained):
+            return None
+        known = max(self.counted, trained)
+        if said > known:
+            own = "empty" if known == NONE else f"older, of round {known + 1}"
+            back = f"Its owner brings the newer folder back, or {_AGAIN}"
+            return f"the server counts on round {said + 1}, and the site's folder is {own}. {back}"
+        back = "bring its newer run directory back"
+        return f"the server went back to before round {known + 1}: {back}. Or the site's owner {_AGAIN}"
 
     def _begin(self, request: Request) -> None:
         """Make the start, for a client that holds nothing yet."""
@@ -106,6 +134,7 @@ class Party:
             if attempt == counted and kept:
                 self.kept[self.id] = serialization.canonical(kept)
             self.pending = None
+        self.counted = NONE if counted is None else counted
 
     def _encoded(self, request: Request, answer: Answer) -> bytes:
         upload = answer.upload

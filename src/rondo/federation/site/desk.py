@@ -183,7 +183,7 @@ class Desk:
             if isinstance(error, NotAPlan):
                 self.audit.note("in", "unreadable", letter, {"reason": str(error)})
             self.parties, self._plan, self._sums = {}, "", None
-            (self.folder / _PLAN).unlink(missing_ok=True)
+            (self.folder / PLAN).unlink(missing_ok=True)
             answer = Consent({}, refused=for_the_server(error))
             reason = "; ".join(line.strip() for line in str(error).splitlines()) or type(error).__name__
             self.told(f"not taking part: {reason}")
@@ -218,7 +218,7 @@ class Desk:
             self.parties = self._parties(plan, offer.assembly, self.joining.counts(plan))
             self._sums = sums
             self._plan, self._run = digest, plan.run
-            durable.write(self.folder / _PLAN, plan.encode())
+            durable.write(self.folder / PLAN, plan.encode())
             for line in private.said(offer.assembly.config):
                 self.told(line)
             self.told("ready: " + ", ".join(f"{name} ({count} examples)" for name, count in offer.examples.items()))
@@ -335,8 +335,8 @@ class Desk:
 
     def _restore(self) -> None:
         """Take up the last plan, for a program that gets another letter before it or a process of its own for each."""
-        if not self.parties and (self.folder / _PLAN).is_file():
-            self._joined(Plan.decode((self.folder / _PLAN).read_bytes()))
+        if not self.parties and (self.folder / PLAN).is_file():
+            self._joined(Plan.decode((self.folder / PLAN).read_bytes()))
 
     def _sum(self, kind: str, letter: bytes) -> bytes:
         """Answer a letter of a masked sum."""
@@ -432,7 +432,7 @@ class Desk:
 
 _FOR_THE_SERVER = ("refused", "wrong_model", "wrong_protocol")
 """Reasons whose words are this program's own."""
-_PLAN, _CONSENTED = "plan.json", "consented"
+PLAN, _CONSENTED = "plan.json", "consented"
 """Files of the last plan that the site consented to, and of the digests of all that its owner has consented to."""
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
 from rondo.engine.client.holdings import Holdings
-from rondo.engine.client.party import Party
+from rondo.engine.client.party import LOST, NONE, Party
 from rondo.engine.wire import serialization
 from rondo.params import Params
 from rondo.runs.storage import durable
@@ -18,16 +18,17 @@ _DIGEST = 32
 
 @dataclass(frozen=True)
 class _Saved:
-    """A party's state. ``attempt`` and ``trained`` are its ``pending``; -1 if it has none."""
+    """A party's state. ``attempt`` and ``trained`` are its ``pending``; ``NONE`` if it has none."""
 
     client: str
     kept: dict[str, Params]
     holdings: Holdings
     attempt: int
     trained: Params
+    counted: int
 
 
-_LIKE = _Saved("", {}, Holdings(), -1, {})
+_LIKE = _Saved("", {}, Holdings(), NONE, {}, NONE)
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,9 @@ class Disk:
 
     def load(self, party: Party) -> str | None:
         """Give ``party`` the state that it was saved with. Returns a sentence if the state is there and damaged; the
-        client then starts anew, and the server sends it what it lacks."""
+        client then has no state, and trains again once its owner gives up what is lost."""
         try:
-            data = self._file(party).read_bytes()
+            data = self._file(party.id).read_bytes()
         except FileNotFoundError:
             return None
         try:
@@ -51,18 +52,26 @@ class Disk:
             if saved.client != party.id:
                 raise ValueError(f"it is of {saved.client!r}")
         except ValueError as error:
-            return f"{self._file(party)} is damaged ({error}): what {party.id} kept for itself is lost"
+            return f"{self._file(party.id)} is damaged ({error}): what {party.id} kept for itself is lost"
         party.kept.update(saved.kept)
         party.holdings = saved.holdings
         party.pending = (saved.attempt, saved.trained) if saved.attempt >= 0 else None
+        party.counted = saved.counted
         return None
 
     def save(self, party: Party) -> None:
         """Save ``party`` in one step. Raises OSError and then changes nothing."""
-        attempt, trained = party.pending or (-1, {})
+        attempt, trained = party.pending or (NONE, {})
         kept = {client: tensors for client, tensors in party.kept.items() if client == party.id}
-        content = serialization.pack(_Saved(party.id, kept, party.holdings, attempt, trained))
-        file = self._file(party)
+        self._write(_Saved(party.id, kept, party.holdings, attempt, trained, party.counted))
+
+    def start_over(self, client: str) -> None:
+        """Give up what ``client`` has kept, whatever its server counts. Raises OSError and then changes nothing."""
+        self._write(replace(_LIKE, client=client, counted=LOST))
+
+    def _write(self, saved: _Saved) -> None:
+        content = serialization.pack(saved)
+        file = self._file(saved.client)
         file.parent.mkdir(parents=True, exist_ok=True)
         durable.write(file, hashlib.sha256(content).digest() + content)
 
@@ -71,5 +80,5 @@ class Disk:
         """The folder of the run."""
         return self.path / hashlib.sha256(self.run.encode()).hexdigest()[:16]
 
-    def _file(self, party: Party) -> Path:
-        return self.folder / f"{quote(party.id, safe='')}.safetensors"
+    def _file(self, client: str) -> Path:
+        return self.folder / f"{quote(client, safe='')}.safetensors"
