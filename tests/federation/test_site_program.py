@@ -114,13 +114,15 @@ def test_audit_that_was_changed(folder: Path) -> None:
         (lines, ""),
         ([*lines[:2], lines[2].replace(b'"bytes": ', b'"bytes": 1'), *lines[3:]], "line 4 does not follow"),
         ([*lines[:2], *lines[3:]], "line 3 does not follow"),
-        ([*lines[:-1], lines[-1][:40]], f"line {len(lines)} is not whole"),
+        ([*lines, lines[-1][:40]], f"line {len(lines) + 1} is not whole"),
+        (lines[:-1], "does not end with the line that the site wrote last"),
     ):
         file.write_bytes(b"".join(changed))
         (*_, verdict) = account.account(audit.lines(file))
         assert fault in verdict
         assert ("each line follows" in verdict) == (not fault)
     # After a crash in the middle of a line the audit goes on.
+    file.write_bytes(b"".join([*lines, lines[-1][:40]]))
     audit.Audit(file).note("out", "reason", b"x", {})
     *_, torn, last = audit.lines(file)
     assert torn.entry is None

@@ -13,7 +13,7 @@ import typer
 
 from rondo.cli.app import Device
 from rondo.cli.federate_keys import names
-from rondo.cli.process import quiet_libraries, stoppable, user_errors
+from rondo.cli.process import FAILED, quiet_libraries, stoppable, user_errors
 from rondo.errors import ConfigError, StopRequested, headed, visible
 
 site = typer.Typer(help="For a site's owner: the contract, a plan beside it, and what left.", no_args_is_help=True)
@@ -98,24 +98,36 @@ def show_plan(
 def log(
     state: Annotated[Path, typer.Argument(help="the site's folder: runs/site-NAME unless --state named another")],
     every: Annotated[bool, typer.Option("--letters", help="print each letter that came or left, in clear")] = False,
+    rotate: Annotated[
+        bool, typer.Option("--rotate", help="close the file of the audit, and go on in another; the limits stay")
+    ] = False,
 ) -> None:
-    """Print what left this site, per day and run, and whether the audit is whole."""
+    """Print what left this site, per day and run, and whether the audit is whole. If it is not, the exit code is 1."""
     with user_errors(), headed("rondo federate site log"):
         from rondo.federation.extra import needed
 
         needed()
+        from rondo.federation.program import only_program
         from rondo.federation.site import account, audit
+        from rondo.federation.site.audit_state import STATE
 
         path = state / audit.FILE
-        if not path.is_file():
+        if not any((state / name).is_file() for name in (audit.FILE, STATE, audit.CONSENTED)):
             raise ConfigError.at(
                 "STATE", f"no {audit.FILE} in {str(state)!r}: name the folder that a site has as --state"
             )
-        lines = audit.lines(path)
+        if rotate:
+            with only_program(state):
+                closed = audit.Audit(path).rotate()
+            print(f"{closed} is closed: keep it, here or elsewhere. The next letter begins another file")
+            return
+        lines = list(audit.lines(path))
         for line in account.letters(lines) if every else account.account(lines):
             print(visible(line))
         for line in account.spent(state):
             print(visible(line))
+        if not all(line.linked for line in lines):
+            raise typer.Exit(FAILED)
 
 
 @site.command()

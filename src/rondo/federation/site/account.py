@@ -24,15 +24,9 @@ def account(lines: Iterable[AuditLine]) -> Iterator[str]:
     days: dict[tuple[str, str], _Sum] = {}
     count, faults = 0, list[str]()
     for line in lines:
-        count += 1
-        if line.entry is None:
-            faults.append(
-                f"line {line.number} is not whole: the machine stopped while it was written, or it was changed"
-            )
-        elif not line.linked:
-            faults.append(
-                f"line {line.number} does not follow the line before it: one was changed, taken out or put in"
-            )
+        count += line.number > 0
+        if (fault := _fault(line)) is not None:
+            faults.append(fault)
         if line.entry is not None:
             key = (line.entry["time"][:10], line.entry["run"])
             days.setdefault(key, _Sum()).letters.append(line.entry)
@@ -40,6 +34,16 @@ def account(lines: Iterable[AuditLine]) -> Iterator[str]:
         yield f"{day}, run {run}" if run else f"{day}, before a run"
         yield from (f"  {sentence}" for sentence in _sentences(summed.letters))
     yield f"{count} letters; " + ("; ".join(faults) if faults else "each line follows the one before it")
+
+
+def _fault(line: AuditLine) -> str | None:
+    """What is wrong at ``line``, if anything."""
+    if line.said:
+        return f"{line.file} {line.said}"
+    place = f"{line.file}, line {line.number}"
+    if line.entry is None:
+        return f"{place} is not whole: the machine stopped while it was written, or it was changed"
+    return None if line.linked else f"{place} does not follow the line before it: one was changed, taken out or put in"
 
 
 def spent(folder: Path, delta: float = 1e-5) -> Iterator[str]:
@@ -54,7 +58,7 @@ def letters(lines: Iterable[AuditLine]) -> Iterator[str]:
     """Every letter in clear, a line each."""
     for line in lines:
         if line.entry is None:
-            yield f"line {line.number}: not whole"
+            yield f"{line.file} {line.said}" if line.said else f"{line.file}, line {line.number}: not whole"
             continue
         e = line.entry
         client = "" if not e["client"] else f", {e['client']}"

@@ -1,32 +1,38 @@
 """A site's audit: ``letters.jsonl``, a line per letter that came or left, with its content as the owner would read it.
 
-Every line holds the SHA-256 of the line before it, so that no line can be changed, taken out or put in unnoticed, but
-for the last ones. A letter is on the disk before it leaves.
+Every line holds the SHA-256 of the line before it, so that no line can be changed, taken out or put in unnoticed. That
+of the last one is in :mod:`~rondo.federation.site.audit_state`, beside what counts against limits. A letter is in both,
+on the disk, before it leaves or is used. After a rotation the same chain goes on in ``letters.2.jsonl``.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
-from collections import Counter
+import os
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from torch import Tensor
 
 from rondo.engine.wire.envelope import decode_upload
 from rondo.engine.wire.letters import Reply, Request
+from rondo.errors import ConfigError
 from rondo.federation.plan import Consent, Plan
+from rondo.federation.site.audit_state import FIRST, LOST, STATE, AuditState
 from rondo.params import Params
 from rondo.runs.storage import durable
+from rondo.runs.storage.durable import Damaged
 
-FILE = "letters.jsonl"
-_FIRST = "0" * 64
-"""Digest before the first line."""
+FILE, CONSENTED = "letters.jsonl", "consented"
+"""The audit's first file, and the file of a site's folder that is there once a consent has left."""
 
 
 class Unwritten(OSError):
@@ -35,31 +41,28 @@ class Unwritten(OSError):
 
 @dataclass
 class Audit:
-    """The audit in the file ``path``."""
+    """The audit whose first file is ``path``. Raises :class:`Unwritten` where its files cannot be read or written."""
 
     path: Path
-    plan: Mapping[str, Any] | None = None
-    """Content of the last plan that came."""
-    _previous: str = _FIRST
-    _torn: bool = False
-    """Whether the last line has no end, after a crash."""
-    _day: str = ""
-    _today: Counter[str] = field(default_factory=Counter)
-    """Letters and bytes of that day by direction, and letters that left by kind."""
-    _seconds: Counter[str] = field(default_factory=Counter)
-    """Seconds of training and scoring by run."""
+    _state: AuditState = field(default_factory=AuditState)
+    _goes_on: bool = True
+    """Whether the file that is written now ends with the line that the state knows of."""
 
     def __post_init__(self) -> None:
-        self._day = today()
-        if not self.path.exists():
-            return
-        with self.path.open("rb") as file:
-            for line in file:
-                self._torn = not line.endswith(b"\n")
-                self._previous = _digest(line)
-                entry = _entry(line)
-                if entry is not None:
-                    self._count(entry)
+        try:
+            known = AuditState.read(self.path.parent)
+        except Damaged:
+            known = None
+        if known is not None:
+            self._state = known
+            self._goes_on = self._take_up()
+        elif _parts(self.path) or (self.path.parent / CONSENTED).exists():
+            self._rebuild()
+
+    @property
+    def plan(self) -> Mapping[str, Any] | None:
+        """Content of the last plan that came."""
+        return self._state.plan
 
     def note(
         self,
@@ -86,43 +89,98 @@ class Audit:
             "sha256": hashlib.sha256(letter).hexdigest(),
             "seconds": seconds,
             "content": content,
-            "previous": self._previous,
+            "previous": self._state.head,
         }
         line = json.dumps(entry, ensure_ascii=False).encode(errors="replace") + b"\n"
-        try:
+        with _writing(self._file):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            durable.append(self.path, b"\n" + line if self._torn else line)
-        except OSError as error:
-            raise Unwritten(f"{self.path} cannot be written: {error.strerror or error}") from None
-        self._torn, self._previous = False, _digest(line)
-        self._count(entry)
+            durable.append(self._file, b"\n" + line if _is_torn(self._file) else line)
+            self._count(line, entry, _size(self._file))
+        self._goes_on = True
+        self._keep(replace(self._state, missing=""))
+
+    def missing(self) -> str | None:
+        """The reason why all limits of today count as used up: lines that the site has written are not there, and were
+        found to be missing today. None if nothing is missing, or for longer than today."""
+        if self._goes_on and _size(self._file) == self._state.size:
+            return None
+        if not self._state.missing:
+            self._keep(replace(self._state, missing=today()))
+        if self._state.missing != today():
+            return None
+        what = f"{self._file} does not end with the last letter (it was rotated by another program, cut or lost)"
+        if self._state.size < 0:
+            what = f"{self.path.with_name(STATE)} is lost, so what left before is not known"
+        back = f"rondo federate site log {self.path.parent} --rotate"
+        return f"{what}: today's limits count as used up. Bring it back and start again, or go on without: {back}"
+
+    def rotate(self) -> Path:
+        """Close the file that is written now, which is returned, and go on in another. Raises :class:`ConfigError`."""
+        closed, following = self._file, _file(self.path, self._state.part + 1)
+        if self._state.size == 0:
+            raise ConfigError.at("STATE", f"{closed.name} has no letter yet: there is nothing to rotate")
+        if os.path.lexists(following):
+            raise ConfigError.at("STATE", f"{following.name} is there, and no audit has begun it: move it away")
+        self._keep(self._state.rotated())
+        self._goes_on = True
+        return closed
+
+    @property
+    def _file(self) -> Path:
+        return _file(self.path, self._state.part)
+
+    def _take_up(self) -> bool:
+        """Count the lines that the state does not know of, after a crash. False where the file does not go on from it:
+        lines were cut off, or it is another file."""
+        if _size(self._file) < self._state.size:
+            return False
+        with _writing(self._file), _opened(self._file) as lines:
+            head = self._state.closed[-1] if self._state.closed else FIRST
+            while lines.tell() < self._state.size:
+                head = _digest(lines.readline())
+            if (lines.tell(), head) != (self._state.size, self._state.head):
+                return False
+            for line in lines:
+                entry = _entry(line)
+                if entry is not None and entry["previous"] != self._state.head:
+                    return False
+                self._count(line, entry, lines.tell())
+        return True
+
+    def _rebuild(self) -> None:
+        """Count the lines that are there. Which ones are not is not known."""
+        parts = _parts(self.path)
+        last = max(parts, default=1)
+        self._state, self._goes_on = AuditState(part=last, closed=("",) * (last - 1)), False
+        for _, file in sorted(parts.items()):
+            _size(file)
+            with _writing(file), _opened(file) as lines:
+                for line in lines:
+                    self._count(line, _entry(line), 0)
+        self._state = replace(self._state, size=-1, head=LOST)
+
+    def _count(self, line: bytes, entry: Mapping[str, Any] | None, size: int) -> None:
+        self._state = self._state.after(_digest(line), size, entry, today())
+
+    def _keep(self, state: AuditState) -> None:
+        self._state = state
+        with _writing(self.path.with_name(STATE)):
+            state.write(self.path.parent)
 
     def left(self, kind: str = "") -> int:
         """Letters of a kind that left this site today (UTC); without a kind, all."""
-        return self._of_today()[f"out {kind}".strip()]
+        return self._of_today(f"out {kind}".strip())
 
     def bytes(self, direction: Literal["in", "out"]) -> int:
         """Bytes of the letters of today."""
-        return self._of_today()[f"{direction} bytes"]
+        return self._of_today(f"{direction} bytes")
 
     def seconds(self, run: str) -> float:
         """Seconds of training and scoring in a run."""
-        return self._seconds[run]
+        return self._state.seconds.get(run, 0.0)
 
-    def _of_today(self) -> Counter[str]:
-        if (day := today()) != self._day:
-            self._day, self._today = day, Counter()
-        return self._today
-
-    def _count(self, entry: Mapping[str, Any]) -> None:
-        if entry["direction"] == "in" and entry["kind"] == "plan":
-            self.plan = entry["content"]
-        self._seconds[entry["run"]] += entry["seconds"]
-        counts = self._of_today()
-        if entry["time"].startswith(self._day):
-            counts[entry["direction"]] += 1
-            counts[f"{entry['direction']} {entry['kind']}"] += 1
-            counts[f"{entry['direction']} bytes"] += entry["bytes"]
+    def _of_today(self, what: str) -> int:
+        return self._state.on(today()).today.get(what, 0)
 
 
 def today() -> str:
@@ -133,21 +191,97 @@ def today() -> str:
 @dataclass(frozen=True)
 class AuditLine:
     """A line of an audit. ``entry`` is None where it is not whole, ``linked`` false where it does not follow the line
-    before it."""
+    before it. ``number`` is 0 for what is ``said`` about the ``file`` as a whole."""
 
     number: int
     entry: Mapping[str, Any] | None
     linked: bool
+    file: str = FILE
+    said: str = ""
 
 
 def lines(path: Path) -> Iterator[AuditLine]:
-    """The lines of the audit in ``path``. Raises OSError."""
-    previous = _FIRST
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+    """The lines of the audit whose first file is ``path``, over all its files. Raises OSError."""
+    try:
+        state = AuditState.read(path.parent)
+    except Damaged:
+        state = None
+    if state is None:
+        last = max(_parts(path), default=1)
+        state = AuditState(part=last, size=-1, head=LOST, closed=("",) * (last - 1))
+    previous = FIRST
+    for part, end in enumerate((*state.closed, state.head), 1):
+        file, is_last = _file(path, part), part == state.part
+        reached = previous == end
+        if file.is_file():
+            for line, digest in _linked(file, previous):
+                yield line
+                previous = digest
+                reached = previous == end or (is_last and reached)  # it can have grown since
+        if file.is_file() and end and not reached:
+            yield AuditLine(0, None, False, file.name, "does not end with the line that the site wrote last")
+        elif not file.is_file() and not (is_last and state.size == 0):
+            yield AuditLine(0, None, not is_last, file.name, "is not here: its letters are not in this account")
+        previous = end or previous
+
+
+def _linked(file: Path, previous: str) -> Iterator[tuple[AuditLine, str]]:
+    """The lines of ``file``, which follow a line with the digest ``previous``, each with its digest."""
+    with _opened(file) as content:
+        for number, line in enumerate(content, 1):
             entry = _entry(line)
-            yield AuditLine(number, entry, entry is None or entry["previous"] == previous)
+            yield AuditLine(number, entry, entry is None or entry["previous"] == previous, file.name), _digest(line)
             previous = _digest(line)
+
+
+def _file(path: Path, part: int) -> Path:
+    """The file number ``part`` of the audit whose first is ``path``."""
+    return path if part == 1 else path.with_name(f"{path.stem}.{part}{path.suffix}")
+
+
+def _parts(path: Path) -> dict[int, Path]:
+    """The files of an audit that are there, by number."""
+    found = {1: path} if os.path.lexists(path) else {}
+    for file in path.parent.glob(f"{path.stem}.*{path.suffix}"):
+        number = file.name.removeprefix(path.stem).removesuffix(path.suffix)
+        if re.fullmatch(r"\.[1-9][0-9]{0,8}", number):
+            found[int(number[1:])] = file
+    return found
+
+
+def _size(file: Path) -> int:
+    """The bytes of ``file``; 0 if it is not there. Raises :class:`Unwritten`."""
+    with _writing(file):
+        if not os.path.lexists(file):
+            return 0
+        if not file.is_file():
+            raise Unwritten(f"{file} is no file: move it away")
+        return file.stat().st_size
+
+
+def _is_torn(file: Path) -> bool:
+    """Whether the last line of ``file`` has no end, after a crash."""
+    if _size(file) == 0:
+        return False
+    with file.open("rb") as content:
+        content.seek(-1, os.SEEK_END)
+        return content.read() != b"\n"
+
+
+def _opened(file: Path) -> BinaryIO:
+    """``file`` to be read: empty if it is not there."""
+    return file.open("rb") if file.exists() else io.BytesIO()
+
+
+@contextmanager
+def _writing(file: Path) -> Iterator[None]:
+    """Turn the error of a file that cannot be read or written into :class:`Unwritten`."""
+    try:
+        yield
+    except Unwritten:
+        raise
+    except OSError as error:
+        raise Unwritten(f"{file} cannot be written: {error.strerror or error}") from None
 
 
 def _digest(line: bytes) -> str:

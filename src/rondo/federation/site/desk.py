@@ -29,7 +29,7 @@ from rondo.federation.identity.peers import Voice
 from rondo.federation.letter import SUMS
 from rondo.federation.plan import Consent, End, NotAPlan, Plan
 from rondo.federation.site import audit, private, terms
-from rondo.federation.site.audit import Audit, Unwritten
+from rondo.federation.site.audit import CONSENTED, Audit, Unwritten
 from rondo.federation.site.behind import Behind, is_free, work_of
 from rondo.federation.site.contract import Contract
 from rondo.federation.site.disk import Disk
@@ -102,7 +102,7 @@ class Desk:
         self.ledger = Ledger(self.folder, self.rows, self.contract.rows.inputs, self.contract.privacy.persons)
         rows, tests = self._allowed(self.rows), self._allowed(self.tests)
         columns, least = (*self.contract.rows.inputs, *self.contract.rows.labels), self.contract.training.least_rows
-        behind = Behind(self.folder, self.folder / _CONSENTED, rows, columns, least, self.told)
+        behind = Behind(self.folder, self.folder / CONSENTED, rows, columns, least, self.told)
         self.behind = None if self.contract.training.repeats else behind
         self.joining = Joining(
             rows, self.device, self.contract, self.ledger, self.behind, self.model, tests, self.voice
@@ -156,6 +156,8 @@ class Desk:
 
     def _within_the_day(self, size: int) -> None:
         """Raise :class:`Exhausted` where a letter of ``size`` bytes or its answer is beyond a day's limit."""
+        if (reason := self.audit.missing()) is not None:
+            raise Exhausted(reason)
         outgoing, incoming = self.contract.outgoing, self.contract.incoming
         for key, used, most in (
             ("outgoing.letters_per_day", self.audit.left() + 1, outgoing.letters_per_day),
@@ -233,7 +235,7 @@ class Desk:
 
     def _ask(self, offer: Offer) -> None:
         """Ask the owner, unless it has consented to such a plan before. Raises :class:`Declined`."""
-        file = self.folder / _CONSENTED
+        file = self.folder / CONSENTED
         consented = set(file.read_text(encoding="utf-8").split()) if file.is_file() else set()
         if offer.digest not in consented:
             if not self.asked(offer):
@@ -432,8 +434,8 @@ class Desk:
 
 _FOR_THE_SERVER = ("refused", "wrong_model", "wrong_protocol")
 """Reasons whose words are this program's own."""
-PLAN, _CONSENTED = "plan.json", "consented"
-"""Files of the last plan that the site consented to, and of the digests of all that its owner has consented to."""
+PLAN = "plan.json"
+"""The file of the last plan that the site consented to."""
 
 
 def _rounded(number: float | None, decimals: int | None) -> float | None:
