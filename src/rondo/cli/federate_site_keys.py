@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,20 +69,45 @@ def site_peers(
         Path | None, typer.Argument(help="the file that the server's owner sent; left out, the one that is there")
     ] = None,
     folder: Annotated[Path, typer.Option("--keys", help="the site's folder of keys")] = Path("keys"),
+    accept: Annotated[
+        bool, typer.Option("--accept", help="accept what the file changes, for scripts; default: show it and ask")
+    ] = False,
 ) -> None:
     """Take in the keys of the other sites, for secure aggregation, and show them to be compared by telephone."""
     with user_errors(), headed("rondo federate site peers"):
-        from rondo.federation.identity import files, peers
         from rondo.federation.identity.keys import SiteKeys
+        from rondo.federation.identity.peers import Offered
         from rondo.federation.identity.roster import PEERS
 
         keys, path = SiteKeys.read(folder), folder / PEERS
-        others = peers.others(path if file is None else file, keys)
+        offered = Offered.read(path if file is None else file, keys)
+        if offered.changes:
+            _accepted(offered, accept=accept)
+        offered.accept(folder)
         if file is not None:
-            files.write(path, files.content(file))
-            print(f"{path}: {len(others)} other sites")
+            print(f"{path}: {len([site for site in offered.others if not site.revoked])} other sites")
         print("compare by telephone with the owner of each site:")
         print_fingerprint(visible(f"{keys.site}, this site"), keys.fingerprint)
-        for site in others:
+        for site in offered.others:
             until = "without end" if site.expires is None else f"until {site.expires}"
+            until = "revoked: this site masks for it no more" if site.revoked else until
             print_fingerprint(visible(f"{site.name}, {until}"), site.fingerprint)
+        if offered.changes:
+            print("the site's program knows it once it is started again")
+
+
+def _accepted(offered: Any, *, accept: bool) -> None:
+    """Print what a file of peers changes, and have the owner accept it. Raises :class:`ConfigError` otherwise."""
+    print("look at these first, against the file that was taken in last:")
+    for change in offered.changes:
+        print(visible(f"  {change.said}"))
+        for of, fingerprint in change.keys.items():
+            print_fingerprint(visible(of), fingerprint)
+    if accept:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError.at("--accept", "nobody can be asked without a terminal: compare the keys, then set it")
+    print("\ntake it in? Compare the keys with the owner of each of these sites first, by telephone [y/N] ", end="")
+    sys.stdout.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise ConfigError.at("FILE", "was not taken in: the file from before stays")

@@ -5,7 +5,7 @@ A folder of keys::
 
     ca/      ca.key ca.crt                              the authority; ca.key stays offline
     server/  ca.crt server.crt server.key roster.json   for the server
-    SITE/    ca.crt site.key site.json peers.json       of a site
+    SITE/    ca.crt site.key site.json peers.json       of a site; peers.accepted beside it
 
 A site makes its own folder (:mod:`rondo.federation.identity.site_keys`). For a rehearsal on one machine, :func:`make`
 makes those of sites too.
@@ -198,7 +198,8 @@ def _make(
         raise ConfigError.at("--clients", f"nothing to make: {str(folder)!r} has its server's keys; name new sites")
     known = (*old.sites, *new_sites)
     for site in new_sites:
-        new_files[f"{site.name}/{roster.PEERS}"] = roster.peers(known, certificates.now().date())
+        for file in (roster.PEERS, roster.ACCEPTED):
+            new_files[f"{site.name}/{file}"] = roster.peers(known, certificates.now().date())
     new_files[f"server/{roster.FILE}"] = Roster(known).content()
     try:
         _appear(folder, new_files)

@@ -32,8 +32,9 @@ try:
 except ModuleNotFoundError as error:
     raise missing(error) from None
 
-FILE, PEERS = "roster.json", "peers.json"
-"""The server's file, and the file of a site with the others (:mod:`rondo.federation.identity.peers`)."""
+FILE, PEERS, ACCEPTED = "roster.json", "peers.json", "peers.accepted"
+"""The server's file, the file of a site with the others (:mod:`rondo.federation.identity.peers`), and its content when
+the site's owner took it in."""
 
 _CURVES = ("secp256r1", "secp384r1", "secp521r1")
 """Curves that Flower takes (the NIST curves), without those below 128 bits of security."""
@@ -117,9 +118,13 @@ class Roster:
 
 
 def peers(sites: Sequence[Enrolled], today: date) -> bytes:
-    """The bytes of a file for sites: the names and keys of those of ``sites`` whose keys count today."""
-    valid = [site for site in sites if site.valid(today)]
-    entries = [{"name": s.name, "public_key": s.public_key, "expires": s.expires} for s in valid]
+    """The bytes of a file for sites: the names and keys of those of ``sites`` whose keys count today, and of those that
+    are revoked, so that every site learns of it."""
+    entries = [
+        {"name": s.name, "public_key": s.public_key, "expires": s.expires, **({"revoked": True} if s.revoked else {})}
+        for s in sites
+        if s.revoked or s.valid(today)
+    ]
     return (json.dumps({"sites": entries}, indent=2, ensure_ascii=False, default=date.isoformat) + "\n").encode()
 
 
@@ -167,6 +172,21 @@ def alike(name: str) -> str:
     """The same text for names that are one folder on some disks, or one name when spoken: of another case or Unicode
     form."""
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+
+
+_DRAWN = str.maketrans(
+    "АВЕЅІЈКМНОРСТУХавеѕіјкмнорстухгһԁԛԝьӏՕօոսհցզΑΒΕΖΗΙΚΜΝΟΡΤΥΧαβεικνορτυχıɑɡ",
+    "ABESIJKMHOPCTYXabesijkmhopctyxrhdqwblOonuhgqABEZHIKMNOPTYXabeikvoptuxiag",
+)
+"""Letters of other scripts by the Latin ones that they are drawn as."""
+
+
+def drawn(name: str) -> str:
+    """The same text for names that a reader can take for each other: Latin letters for those of other scripts, no
+    accents, and nothing but letters and digits. Not every such pair is known here."""
+    plain = unicodedata.normalize("NFKD", name).translate(_DRAWN)
+    letters = "".join(c for c in unicodedata.normalize("NFKD", alike(plain)) if c.isalnum())
+    return letters.translate(str.maketrans("01i", "oll")).replace("rn", "m").replace("vv", "w")
 
 
 def read_site(entry: Any, place: str) -> Enrolled:
