@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ pytest.importorskip("flwr")
 
 from desk_line import DeskLine
 from parties import configuration
-from test_masked_kills import listening
+from test_masked_kills import listening, served
 from typer.testing import CliRunner
 
 from rondo.cli.app import app
+from rondo.engine.wire import masked
 from rondo.federation.program import only_program
 from rondo.federation.server.run import serve
 from rondo.federation.site.desk import PLAN
@@ -61,6 +63,28 @@ def test_site_with_an_older_folder_takes_part_again(place: Path, tmp_path: Path,
     assert [text.split(": ", 1)[1].splitlines()[0] for text in said] == [
         "bob begins again, without what it has kept for itself"
     ] * (way == "start-over")
+
+
+def test_older_folder_opens_no_second_sum(place: Path, tmp_path: Path) -> None:
+    """It has forgotten that the sum was opened, and the other sites have not: no set forms in that round again."""
+    folder = tmp_path / "at-south"
+
+    def watch(site: str, kind: str, moment: str) -> None:
+        if (site, kind, moment) == ("south", "masked", "before") and not (tmp_path / "copy").exists():
+            shutil.copytree(folder, tmp_path / "copy")
+
+    line = DeskLine(place, tmp_path, watch)
+    served(place, line, tmp_path / "run", rounds=1)
+    line.kill("south", returns=True)
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "copy", folder)
+    answers = {}
+    for site, letter in {site: letter for site, kind, letter, _ in line.heard if kind == "ready"}.items():
+        again = replace(masked.AskReady.decode(letter), session=1).encode()
+        number = line.send(site, "ready", again, 60.0, masked.LARGEST)
+        assert number is not None
+        answers[site] = line.reply(number) or b""
+    assert {site for site, answer in answers.items() if b"was opened already" in answer} == {"north", "west"}
 
 
 def test_site_in_no_run_and_one_that_runs_do_not_begin_again(tmp_path: Path) -> None:
