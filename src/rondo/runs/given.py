@@ -10,11 +10,12 @@ from rondo.config import task_kinds as tasks
 from rondo.config.inputs import GIVEN
 from rondo.config.schema import RunConfig
 from rondo.data.files.tables import Table
-from rondo.data.units import Parting
 from rondo.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from rondo.data.units import Parting
 
 _ROWS = "to score or predict other rows, name them with data"
 _MODEL = "its finished adapter is loaded by peft.PeftModel.from_pretrained(model, FOLDER)"
