@@ -71,7 +71,7 @@ def protected(
     """A round with masks, and the mean."""
     cost, count, numbers = Cost(), len(changes), len(changes[0])
     names = [f"site-{k:03}" for k in range(count)]
-    facts = ("0" * 16, 0, "0" * 64, "0" * 64, ("w",), points.ring, points.fraction)
+    facts = ("0" * 16, 0, "0" * 64, "0" * 64, "0" * 64, ("w",), points.ring, points.fraction)
     terms = Terms(*facts, largest=1.0, threshold=threshold_of(count))
     verifiers = {name: partial(peers.signed, key.public_key()) for name, key in zip(names, keys, strict=True)}
     sites = {name: SiteSession(name, terms, 2, verifiers) for name in names}

@@ -17,7 +17,7 @@ from rondo.privacy.masking.shares import threshold_of
 
 
 def terms_for(count: int, ring: Ring = 32, **changes: object) -> Terms:
-    facts = {"run": "r", "attempt": 3, "model": "m", "plan": "p", "tensors": ("w.A", "w.B"), "ring": ring}
+    facts = {"run": "r", "attempt": 3, "model": "m", "plan": "p", "sent": "s", "tensors": ("w.A", "w.B"), "ring": ring}
     facts |= {"fraction": 20, "largest": 1.0}
     return Terms(**{"threshold": threshold_of(count), **facts, **changes})  # type: ignore[arg-type]
 

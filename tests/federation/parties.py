@@ -38,7 +38,10 @@ OPEN = Contract.model_validate(
             "inputs": ["text", "first", "second", "context", "question", "image"],
             "labels": ["label", "who", "answers", "score"],
         },
-        "training": {"tensors": "whole", "least_rows": 1, "least_steps": 1, "least_clients": 1, "repeats": True},
+        "training": {
+            **{"tensors": "whole", "least_rows": 1, "least_steps": 1, "least_clients": 1},
+            **{"least_sites": 2, "repeats": True},
+        },
         "outgoing": {"least_rows_scored": 1},
     }
 )

@@ -33,6 +33,7 @@ from rondo.config import load
 from rondo.engine.transport import Answer
 from rondo.engine.wire import masked
 from rondo.engine.wire.envelope import Identity
+from rondo.engine.wire.versions import sent_digest
 from rondo.federation.identity import keys
 from rondo.federation.identity.peers import Voice
 from rondo.federation.server.masked_rounds import MaskedRounds
@@ -145,7 +146,7 @@ def audited(folder: Path, voices: list[Voice]) -> tuple[list[NDArray[np.float64]
         return real(session, named, numbers, *rest)
 
     def exchanged(round: Round) -> Iterator[Any]:
-        for answer in sum.transport.exchange(round, work):
+        for answer in sum.exchange(round, work):
             assert answer.summed is not None, answer.failure
         yield from ()
 
@@ -155,16 +156,18 @@ def audited(folder: Path, voices: list[Voice]) -> tuple[list[NDArray[np.float64]
         patch.setattr(Ledger, "epsilon", lambda *_, **__: 0.0)  # it takes seconds, and is only told
         for k in range(ATTEMPTS):
             round = Round(k, ATTEMPTS, SEED, SITES)
+            sent = sent_digest(algorithm.broadcast(state, CLIENTS[0], round), round)
             for i, (client, site) in enumerate(zip(CLIENTS, letters.sites.values(), strict=True)):
                 change = torch.zeros(SITES, dtype=torch.float64)
                 change[i] = 1000.0 * included[k, i]
-                SumState(site.folder, site.voice.name).keep(Learned(client.id, k, k, SITES, 1.0, ("a",), change))
+                learned = Learned(client.id, k, k, SITES, 1.0, sent, ("a",), change)
+                SumState(site.folder, site.voice.name).keep(learned)
             total = sum.total(algorithm, state, exchanged(round), round)
             sum.opened(algorithm, state, total, round)
             seen = total.integers.numpy() - np.sum([told[name] for name in NAMES[HONEST:]], axis=0)
             by_sum[k] = seen[:HONEST]
             by_vector[k] = [letters.vectors[name][i] for i, name in enumerate(NAMES[:HONEST])]
-    unit = 2.0**sum.points.fraction * CLIP
+    unit = 2.0**sum.sum.points.fraction * CLIP
     return [by_sum.ravel() / unit, by_vector.ravel() / unit], included[:, :HONEST].ravel()
 
 

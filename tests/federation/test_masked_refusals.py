@@ -333,7 +333,7 @@ def test_plan_is_refused_by_a_site_that_knows_too_few_peers(
         ),
         (4, True, "sums of 4 sites at least, with 2 others in peers.json"),
     ):
-        contract = OPEN.model_copy(update={"training": OPEN.training.model_copy(update={"least_clients": least})})
+        contract = OPEN.model_copy(update={"training": OPEN.training.model_copy(update={"least_sites": least})})
         desk = desk_of(place, tmp_path / str(least), "south", print, contract)
         desk.joining = replace(desk.joining, voice=desk.voice if voice else None)
         consent = Consent.decode(desk.answer("plan", trained[2]["plan"]))

@@ -39,6 +39,34 @@ from rondo.privacy.masking.shares import threshold_of
 RINGS: tuple[Ring, ...] = (32, 64)
 
 
+@pytest.mark.parametrize(("known", "least"), [(2, 2), (3, 3), (4, 3), (5, 4), (100, 67)])
+def test_site_masks_for_two_thirds_of_the_sites_it_knows(known: int, least: int) -> None:
+    """The server chooses the set: one of two sites would be opened by the server and the other one."""
+    names = [f"s{k:03}" for k in range(known)]
+    for count in (least - 1, least):
+        terms, chosen = terms_for(count), names[:count]
+        checked = {n: partial(lambda name, signature, text: signature == signs(name, text), n) for n in names}
+        sites = {n: SiteSession(n, terms, None, {o: checked[o] for o in names if o != n}) for n in chosen}
+        ready = {n: site.ready(0, terms, partial(signs, n)) for n, site in sites.items()}
+        named = Named(0, tuple(letter for _, letter in ready.values()))
+        site = ready[names[0]][0]
+        if count < least:
+            with pytest.raises(Refused, match="few_sites"):
+                site.masked(named, numpy.zeros(3, dtype=numpy.int64))
+        elif count > 1:
+            site.masked(named, numpy.zeros(3, dtype=numpy.int64))
+
+
+def test_site_masks_for_no_set_whose_sites_were_sent_different_models() -> None:
+    """With changes of the others that the server knows, the sum would be this site's upload."""
+    names, terms = ["a", "b", "c"], terms_for(3)
+    given = {n: terms if n == "a" else replace(terms, sent="zeros") for n in names}
+    ready = [make_sites(names, given[n])[n].ready(0, given[n], partial(signs, n)) for n in names]
+    named = Named(0, tuple(letter for _, letter in ready))
+    with pytest.raises(Refused, match=r"wrong_plan: b has agreed to other terms: it was sent another model"):
+        ready[0][0].masked(named, numpy.zeros(3, dtype=numpy.int64))
+
+
 @pytest.mark.parametrize("count", [30, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("ring", RINGS)
 def test_opened_sum_is_the_plain_one_as_integers(ring: Ring, count: int) -> None:
@@ -374,6 +402,7 @@ def test_other_contexts_give_other_masks() -> None:
         {"attempt": 4},
         {"model": "n"},
         {"plan": "q"},
+        {"sent": "zeros"},
         {"tensors": ("w.A",)},
         {"fraction": 19},
         {"largest": 2.0},

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from rondo.algorithm import Round, Shared
 from rondo.lowrank import GrowingSum
 from rondo.params import Params
 
@@ -41,3 +42,13 @@ def held_versions(params: Params, base: Mapping[str, GrowingSum]) -> dict[str, s
 def sum_version(change: GrowingSum) -> str:
     """A digest of a base change."""
     return "".join(map(version, change.since(0)))
+
+
+def sent_digest(shared: Shared, round: Round) -> str:
+    """SHA-256 of all that a round's upload starts from: every tensor and base change of its broadcast, and the round's
+    place in its run, from which rates and turns follow. It is equal for the clients of a round, whatever each had
+    before."""
+    tensors = sorted((name, version(tensor)) for name, tensor in shared.params.items())
+    base = sorted((path, sum_version(change)) for path, change in shared.base.items())
+    facts = (tensors, base, round.index, round.total, round.population, round.seed)
+    return hashlib.sha256(repr(facts).encode()).hexdigest()

@@ -19,6 +19,7 @@ from rondo.engine.remote import RemoteTransport
 from rondo.engine.transport import Answer, Turnout, Work
 from rondo.engine.wire import masked
 from rondo.engine.wire.envelope import Rejected
+from rondo.engine.wire.versions import sent_digest
 from rondo.federation.letter import SUMS
 from rondo.federation.server.saved_sum import Complete, SavedSum
 from rondo.federation.server.sites import Sites
@@ -32,17 +33,19 @@ from rondo.privacy.sums.masked_sum import MaskedSum, Total
 
 @dataclass(frozen=True)
 class _Vector:
-    """The vector of a round. ``largest``: the weight that counts as one. ``weights``: of each client's upload."""
+    """The vector of a round. ``sent``: digest of what all clients are sent. ``largest``: the weight that counts as one.
+    ``weights``: of each client's upload."""
 
     changes: Changes
+    sent: str
     largest: float
     weights: Mapping[str, float]
 
     @property
     def digest(self) -> str:
-        """SHA-256 of names, shapes and the upload that learned nothing."""
+        """SHA-256 of names, shapes, what was sent, and the upload that learned nothing."""
         layout = repr(self.changes.layout).encode()
-        return hashlib.sha256(layout + self.changes.nothing.numpy().tobytes()).hexdigest()
+        return hashlib.sha256(layout + self.sent.encode() + self.changes.nothing.numpy().tobytes()).hexdigest()
 
 
 @dataclass
@@ -83,7 +86,8 @@ class MaskedRounds:
         by_examples = weighs_by_examples(self.sum.config, algorithm)
         # As they are now: a client that comes while others train may have more examples than any before.
         weights = {c.id: float(c.num_examples) if by_examples else 1.0 for c in self.sum.clients}
-        vector = _Vector(self.sum.changes(algorithm, state, round), max(weights.values()), weights)
+        sent = sent_digest(algorithm.broadcast(state, self.sum.clients[0], round), round)
+        vector = _Vector(self.sum.changes(algorithm, state, round), sent, max(weights.values()), weights)
         self._vector = vector
         for upload in uploads:
             raise AssertionError(f"client {upload.client.id}: an upload that nobody must see")
@@ -210,7 +214,7 @@ class _Sets:
         transport, changes = self.transport, self.vector.changes
         identity, points = transport.inner.identity, transport.sum.points
         names = tuple(name for name, _ in changes.layout)
-        facts = (identity.run, self.round.attempt, identity.model, transport.sites.plan_digest, names)
+        facts = (identity.run, self.round.attempt, identity.model, transport.sites.plan_digest, self.vector.sent, names)
         return Terms(*facts, points.ring, points.fraction, self.vector.largest, threshold)
 
     def _masked(self, session: ServerSession, here: Mapping[str, Sequence[str]]) -> ServerSession:

@@ -80,8 +80,11 @@ class TrainingTerms(Section):
     seed may have several configurations. The difference of two uploads can then be a single row. Otherwise rows are
     trained on and held back in blocks of ``least_rows``, and a seed is for one configuration."""
     least_clients: Positive = 2
-    """Fewest clients that a round must ask. The server says how many it asks, and the site believes it. Where uploads
-    are masked, also the fewest sites in a sum, whose signatures the site checks."""
+    """Fewest clients that a round must ask. The server says how many it asks, and the site believes it."""
+    least_sites: Annotated[int, Field(ge=2)] | None = None
+    """Fewest sites in a masked sum, whose signatures the site checks. The server chooses them, so with k of them it
+    needs the other k - 1 to open this site's upload. Left out, two thirds of the sites that this one knows, itself
+    included, and three where there are three."""
     minutes_per_round: _Amount = 60.0
     """Most minutes of training and scoring per letter."""
     minutes_per_run: _Amount = 1440.0

@@ -276,7 +276,7 @@ class Desk:
         if not config.guarantee.masks_uploads:
             return None
         assert self.voice is not None
-        least, largest = max(2, self.contract.training.least_clients), self.contract.outgoing.largest_mb * 1e6
+        least, largest = self.contract.training.least_sites, self.contract.outgoing.largest_mb * 1e6
         facts = (
             plan.run,
             plan.digest,

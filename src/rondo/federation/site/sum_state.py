@@ -29,6 +29,7 @@ class Learned:
 
     ``index``, ``attempt``, ``population``: of the round.
     ``weight``: that of its upload.
+    ``sent``: digest of what its training started from.
     ``names``: the tensors in ``change``, in its order.
     ``change``: (n,) in float64.
     """
@@ -38,6 +39,7 @@ class Learned:
     attempt: int
     population: int
     weight: float
+    sent: str
     names: tuple[str, ...]
     change: Tensor
 
@@ -63,7 +65,7 @@ class SumState:
         if content is None:
             return None
         try:
-            saved = serialization.unpack(content[1], Learned("", 0, 0, 0, 0.0, (), Tensor()))
+            saved = serialization.unpack(content[1], Learned("", 0, 0, 0, 0.0, "", (), Tensor()))
         except ValueError as error:
             raise Damaged(str(error)) from None
         return saved if isinstance(saved, Learned) and saved.client == client else None
@@ -76,7 +78,7 @@ class SumState:
         """Delete the change of ``client``, which is in an opened sum."""
         self._of_client(client).unlink(missing_ok=True)
 
-    def attempt(self, least: int, peers: Mapping[str, Callable[[bytes, bytes], bool]]) -> Attempt | None:
+    def attempt(self, least: int | None, peers: Mapping[str, Callable[[bytes, bytes], bool]]) -> Attempt | None:
         """The last attempt; None before the first. ``least``, ``peers``: as in
         :class:`~rondo.privacy.masking.session.SiteSession`. Raises :class:`Damaged`."""
         content = private_file.read(self.folder / _FILE)
@@ -115,7 +117,7 @@ class SumState:
         self,
         header: Mapping[str, Any],
         body: bytes,
-        least: int,
+        least: int | None,
         peers: Mapping[str, Callable[[bytes, bytes], bool]],
     ) -> Attempt:
         letters, start = [], 0

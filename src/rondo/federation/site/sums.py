@@ -19,6 +19,7 @@ from rondo.engine.client.party import Party
 from rondo.engine.wire import masked
 from rondo.engine.wire.envelope import Rejected, decode_upload, short
 from rondo.engine.wire.letters import Request
+from rondo.engine.wire.versions import sent_digest
 from rondo.federation.identity.peers import Voice
 from rondo.federation.letter import SUMS
 from rondo.federation.site.audit import Audit
@@ -29,7 +30,7 @@ from rondo.federation.site.sum_state import Attempt, Learned, SumState
 from rondo.federation.site.term import Term
 from rondo.privacy.masking.fixed_point import FixedPoint
 from rondo.privacy.masking.noise_share import NoiseShare, stream_of
-from rondo.privacy.masking.session import Refused, SiteSession, Terms
+from rondo.privacy.masking.session import Refused, SiteSession, Terms, fewest
 from rondo.privacy.sums.form import changes_of, fixed_point, weighs_by_examples
 from rondo.runs.storage.durable import Damaged
 
@@ -41,12 +42,15 @@ def of_sum(config: RunConfig, contract: Contract, voice: Voice | None) -> Iterat
     """The terms of a plan whose uploads are masked. ``voice``: the site's, None without ``peers.json``."""
     if config.guarantee.masks_uploads:
         known = 0 if voice is None else len(voice.peers)
-        least = max(2, contract.training.least_clients)
+        least = contract.training.least_sites or fewest(known)
         allowed = f"sums of {least} sites at least, with {known} others in peers.json"
+        asked = config.clients.per_round
+        most = known + 1 if asked is None else min(known + 1, asked)
+        ready = "of the sites that are ready" if asked is None else f"of the sites of {asked} clients at most"
         if voice is None:
             command = "rondo federate site peers peers.json"
             allowed = f"none before peers.json is taken in: {command}, then start the client again"
-        yield Term("masked sum", "of the sites that are ready", allowed, known + 1 >= least)
+        yield Term("masked sum", ready, allowed, voice is not None and most >= least)
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class Sums:
     """The masked sums of a run.
 
     ``folder``: the run's, on the site's disk.
-    ``least``: fewest sites in a set, by the site's contract.
+    ``least``: fewest sites in a set, by the site's contract; None for those that follow from its peers.
     ``largest``: most bytes of a letter that leaves.
     ``opened``: what the site has opened, over all runs.
     ``run``, ``plan``, ``model``: the run's name, digest of its plan, and of the base model.
@@ -71,7 +75,7 @@ class Sums:
 
     folder: Path
     voice: Voice
-    least: int
+    least: int | None
     largest: float
     run: str
     plan: str
@@ -106,11 +110,12 @@ class Sums:
             {name: holdings.params[name] for name in request.parcel.versions},
             {path: holdings.base[path] for path in request.parcel.base},
         )
+        sent = sent_digest(shared, request.round)
         changes = changes_of(algorithm, shared, client, request.round)
         change = changes.of(Upload(client, received.tensors(), weight))
         names = tuple(name for name, _ in changes.layout)
         attempt, population = request.round.attempt, request.round.population
-        self._state.keep(Learned(client.id, request.round.index, attempt, population, weight, names, change))
+        self._state.keep(Learned(client.id, request.round.index, attempt, population, weight, sent, names, change))
         return None
 
     def beyond(self, client: str) -> str | None:
@@ -204,13 +209,14 @@ class Sums:
         """The terms of an attempt, of this site's own knowledge but for the threshold and the scale of weights."""
         all_learned = self._learned(asked.attempt, asked.clients)
         populations, names = {x.population for x in all_learned}, {x.names for x in all_learned}
-        if len(populations) != 1 or len(names) != 1:
-            raise Refused("wrong_plan", "the clients of this site were asked for different rounds")
+        sent = {x.sent for x in all_learned}
+        if len(populations) != 1 or len(names) != 1 or len(sent) != 1:
+            raise Refused("wrong_plan", "the clients of this site were sent different models, or different rounds")
         if any(x.weight > asked.largest for x in all_learned):
             raise Refused("wrong_weight", f"{asked.largest:g} is the largest, and a client here weighs more")
         points = fixed_point(self.config, populations.pop())
         assert points is not None
-        facts = (self.run, asked.attempt, self.model, self.plan, names.pop(), points.ring, points.fraction)
+        facts = (self.run, asked.attempt, self.model, self.plan, sent.pop(), names.pop(), points.ring, points.fraction)
         return Terms(*facts, largest=asked.largest, threshold=asked.threshold)
 
     def _learned(self, attempt: int, clients: tuple[str, ...]) -> list[Learned]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from rondo.privacy.masking import masks, shares
 from rondo.privacy.masking.fixed_point import Ring
 from rondo.privacy.masking.masks import KEY
+from rondo.privacy.masking.shares import threshold_of
 
 SESSIONS = 4
 """Most sessions of an attempt: the first, and three after a site was lost."""
@@ -27,6 +28,12 @@ Draw = Callable[[int], bytes]
 """Gives so many bytes that nobody can tell beforehand."""
 Verify = Callable[[bytes, bytes], bool]
 """Tells whether a site has signed: ``verify(signature, text)``."""
+
+
+def fewest(peers: int) -> int:
+    """Fewest sites in a set, of a site that knows ``peers`` others: two thirds of them all, and three where there are
+    three. The server chooses the set, so all sites of a small one could work with it."""
+    return max(threshold_of(peers + 1), min(3, peers + 1))
 
 
 class Refused(Exception):
@@ -46,6 +53,8 @@ class Terms:
     """Facts on which all sites of an attempt must agree.
 
     ``plan``, ``model``: digests.
+    ``sent``: digest of what the round sent each site (:func:`rondo.engine.wire.versions.sent_digest`). Were it another
+    for one site, the others' changes could be known beforehand, and the sum would be that site's.
     ``tensors``: names of the tensors in the vector, in its order.
     ``fraction``: bits after the point in its numbers.
     ``largest``: the weight that counts as one. Were it another for one site, that site would stand out in the sum.
@@ -56,6 +65,7 @@ class Terms:
     attempt: int
     model: str
     plan: str
+    sent: str
     tensors: tuple[str, ...]
     ring: Ring
     fraction: int
@@ -123,7 +133,7 @@ class Shares:
 class SiteSession:
     """A site's part in one attempt.
 
-    ``least``: the fewest sites in a set, by the site's contract.
+    ``least``: the fewest sites in a set, by the site's contract; None for :func:`fewest`.
     ``peers``: the other sites whose signatures this one can check.
     ``session``: number of its newest session; -1 before the first.
     ``said``: its letter of that session, by which it was ready.
@@ -133,7 +143,7 @@ class SiteSession:
 
     name: str
     terms: Terms
-    least: int
+    least: int | None
     peers: Mapping[str, Verify] = field(repr=False)
     session: int = -1
     private: bytes = field(default=b"", repr=False)
@@ -212,15 +222,16 @@ class SiteSession:
             if member.session != self.session:
                 raise Refused("wrong_session", f"{member.site} is in {member.session}")
             if member.terms != self.terms.digest:
-                raise Refused("wrong_plan", f"{member.site} has agreed to other terms")
+                why = "it was sent another model, or another plan, than this site"
+                raise Refused("wrong_plan", f"{member.site} has agreed to other terms: {why}")
             if member.site != self.name:
                 verify = self.peers.get(member.site)
                 if verify is None:
                     raise Refused("wrong_peer", f"{member.site} is not among the peers of this site")
                 if not verify(member.signature, member.text()):
                     raise Refused("wrong_signature", f"{member.site} has not signed this key")
-        if len(names) < max(self.least, self.terms.threshold):
-            least = max(self.least, self.terms.threshold)
+        least = max(fewest(len(self.peers)) if self.least is None else self.least, self.terms.threshold)
+        if len(names) < least:
             raise Refused("few_sites", f"{len(names)} sites, the contract and the threshold ask for {least}")
         if self.terms.threshold < shares.threshold_of(len(names)):
             needed = shares.threshold_of(len(names))
