@@ -27,7 +27,7 @@ def signs(name: str, text: bytes) -> bytes:
     return name.encode() + text
 
 
-def make_sites(names: Sequence[str], terms: Terms, least: int = 2) -> dict[str, SiteSession]:
+def make_sites(names: Sequence[str], terms: Terms, least: int | None = 2) -> dict[str, SiteSession]:
     peers = {n: lambda signature, text, n=n: signature == signs(n, text) for n in names}
     return {n: SiteSession(n, terms, least, peers) for n in names}
 

@@ -99,6 +99,8 @@ CONSENTS: dict[str, tuple[str, Callable[[Plan], bytes]]] = {
     "a client of nobody": ("not its clients", lambda plan: Consent({"\x1b[2Jzoe": 15}).encode()),
     "negative": ("unreadable", lambda plan: Consent({"ann": -15}).encode()),
     "huge": ("unreadable", lambda plan: Consent({"ann": 10**30}).encode()),
+    "sums of three": ("the roster has 2 sites", lambda plan: Consent({"ann": 15}, fewest=3).encode()),
+    "sums of none": ("unreadable", lambda plan: Consent({"ann": 15}, fewest=-1).encode()),
     "not JSON": ("unreadable", lambda plan: b"\xff" * 1000),
     "empty": ("unreadable", lambda plan: b""),
     "too large": ("unreadable", lambda plan: b" " * 30_000_000),

@@ -156,7 +156,7 @@ def audited(folder: Path, voices: list[Voice]) -> tuple[list[NDArray[np.float64]
         patch.setattr(Ledger, "epsilon", lambda *_, **__: 0.0)  # it takes seconds, and is only told
         for k in range(ATTEMPTS):
             round = Round(k, ATTEMPTS, SEED, SITES)
-            sent = sent_digest(algorithm.broadcast(state, CLIENTS[0], round), round)
+            sent = sent_digest(algorithm.broadcast(state, CLIENTS[0], round), CLIENTS[0], round)
             for i, (client, site) in enumerate(zip(CLIENTS, letters.sites.values(), strict=True)):
                 change = torch.zeros(SITES, dtype=torch.float64)
                 change[i] = 1000.0 * included[k, i]

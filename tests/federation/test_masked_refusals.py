@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("flwr")
 
@@ -21,6 +22,7 @@ from test_masked_kills import served
 from rondo.engine.wire import masked
 from rondo.engine.wire.envelope import Rejected
 from rondo.engine.wire.letters import Reply, Request
+from rondo.engine.wire.versions import version
 from rondo.federation.identity.keys import SiteKeys
 from rondo.federation.identity.peers import Voice
 from rondo.federation.letter import SUMS
@@ -179,8 +181,27 @@ def test_no_vector_for_fewer_sites_than_the_contract_asks_for(server: Server) ->
 
 def test_no_vector_where_too_few_sites_could_open_it(server: Server) -> None:
     own = server.ready(threshold=1)
-    with refused("threshold: 1 of 3 sites, 2 are needed"):
+    with refused("threshold: 1 of 3 sites open a sum, 2 are needed"):
         server.masked(server.named(own))
+
+
+def test_no_vector_of_another_model_than_the_key_was_for(
+    place: Path, trained: tuple[Path, Sums, dict[str, bytes]], tmp_path: Path
+) -> None:
+    """The others would have signed the model of the first training."""
+    desk = desk_of(place, tmp_path, "south", print)
+    desk.answer("plan", trained[2]["plan"])
+    assert Reply.decode(desk.answer("round", trained[2]["round"])) == Reply()
+    assert desk._sums is not None
+    voices = {site: Voice.of(SiteKeys.read(place / "keys" / site)) for site in SITES}
+    server = Server(desk._sums, voices)  # type: ignore[arg-type]
+    members = server.named(server.ready())
+    request = Request.decode(trained[2]["round"])
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in desk.parties["bob"].holdings.params.items()}
+    parcel = replace(request.parcel, params=zeros, versions={name: version(t) for name, t in zeros.items()})
+    assert Reply.decode(desk.answer("round", replace(request, parcel=parcel).encode())) == Reply()
+    with refused("wrong_plan: a client has trained other tensors, or another model, since"):
+        server.masked(members)
 
 
 def test_no_vector_of_another_session_or_round(server: Server) -> None:
@@ -331,7 +352,7 @@ def test_plan_is_refused_by_a_site_that_knows_too_few_peers(
             False,
             "none before peers.json is taken in: rondo federate site peers peers.json, then start the client again",
         ),
-        (4, True, "sums of 4 sites at least, with 2 others in peers.json"),
+        (4, True, "sums of 4 sites at least (training.least_sites), with 2 others in peers.json"),
     ):
         contract = OPEN.model_copy(update={"training": OPEN.training.model_copy(update={"least_sites": least})})
         desk = desk_of(place, tmp_path / str(least), "south", print, contract)

@@ -43,6 +43,10 @@ LEAVES: Mapping[type, Mapping[str, Exposed]] = {
             "`outgoing.letters_per_day`",
         ),
         "environment": Exposed("torch's version, the number of threads, the processor's instructions", "a consent"),
+        "fewest": Exposed(
+            "how many sites must open a masked sum with this one: by its contract, or by the number of its peers",
+            "`training.least_sites`",
+        ),
     },
     Reply: {
         "upload": Exposed(
@@ -94,7 +98,7 @@ LEAVES: Mapping[type, Mapping[str, Exposed]] = {
         "vector": Exposed(
             "the sum of the changes of this site's clients, masked: without the other sites' masks, random numbers",
             "`training.tensors`, `training.embeddings`, `training.least_rows`, `training.least_steps`, "
-            "`training.least_clients`, `outgoing.uploads_per_day`, `outgoing.largest_mb`",
+            "`training.least_sites`, `outgoing.uploads_per_day`, `outgoing.largest_mb`",
         ),
         "sealed": Exposed("shares of the own mask's seed, which only the other sites can open", "none"),
     },
@@ -102,9 +106,9 @@ LEAVES: Mapping[type, Mapping[str, Exposed]] = {
         "site": Exposed("nothing: as above", "none"),
         "session": Exposed("the number of the set", "none"),
         "shares": Exposed(
-            "shares of the seeds of all sites of the set: with those of two thirds of them, the sum of all and no part "
-            "of it",
-            "`training.least_clients`; one set per round",
+            "shares of the seeds of all sites of the set: with those of two thirds of them, and of as many as the "
+            "contract asks for, the sum of all and no part of it",
+            "`training.least_sites`; one set per round",
         ),
     },
     Refusal: {

@@ -100,6 +100,8 @@ class Consent:
     environment: Mapping[str, str] = field(default_factory=dict)
     """The site's machine: ``torch``, ``threads`` and ``cpu`` (its instructions). Sites of equal environments give
     the bits of a simulation on one of them."""
+    fewest: int = 0
+    """Fewest sites that open a masked sum with this one; 0 in a run without."""
 
     def encode(self) -> bytes:
         """The consent as bytes."""
@@ -127,7 +129,9 @@ class Consent:
             raise Rejected("unreadable", "refused is no text")
         if not isinstance(environment, dict) or not all(map(_is_line, (*environment, *environment.values()))):
             raise Rejected("unreadable", "environment is no mapping of texts")
-        return cls(clients, tuple(labels), refused, environment)
+        if type(content["fewest"]) is not int or not 0 <= content["fewest"] < 2**53:
+            raise Rejected("unreadable", f"fewest is {short(content['fewest'])}")
+        return cls(clients, tuple(labels), refused, environment, content["fewest"])
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,8 @@ class Holdings:
     def take(self, parcel: Parcel) -> Shared:
         """The broadcast that ``parcel`` is a part of. Tensors and chunks inside are kept for later parcels.
 
-        Raises :class:`Lacking`, and then keeps nothing; ValueError where a tensor inside has not the version that the
+        Raises :class:`Lacking`, and then keeps nothing, and drops base changes that another machine has rounded
+        otherwise, which are sent whole; ValueError where a tensor inside has not the version that the
         parcel says.
         """
         for name, tensor in parcel.params.items():
@@ -61,7 +62,9 @@ class Holdings:
                 base[path] = growth.onto(self.base.get(path))
             except ValueError:
                 lacking.append(path)
-        if lacking:
-            raise Lacking(lacking)
+        other = [p for p, digest in parcel.sums.items() if p in base and sum_version(base[p]) != digest]
+        self.base = {path: change for path, change in self.base.items() if path not in other}
+        if lacking or other:
+            raise Lacking([*lacking, *other])
         self.params, self.base = params, base
         return Shared({n: params[n] for n in parcel.versions}, {path: base[path] for path in parcel.base})

@@ -75,10 +75,13 @@ def _has_its_types(request: Request) -> bool:
         and isinstance(round, Round)
         and isinstance(client, Client)
         and isinstance(parcel, Parcel)
-        and all(isinstance(part, dict) for part in (parcel.versions, parcel.params, parcel.base, parcel.made))
+        and all(
+            isinstance(part, dict) for part in (parcel.versions, parcel.params, parcel.base, parcel.made, parcel.sums)
+        )
     ):
         return False
     texts = (identity.run, identity.model, client.id, *parcel.versions.values(), *parcel.made.values())
+    texts += tuple(parcel.sums.values())
     numbers = (round.index, round.total, round.seed, round.population, round.skipped, client.num_examples)
     return (
         all(map(_is_text, texts))

@@ -21,6 +21,8 @@ class Parcel:
     """The growth of every base change, by module path."""
     made: Mapping[str, str] = field(default_factory=dict)
     """Digests of the base changes that the client is to have made itself before it adds ``base``, by module path."""
+    sums: Mapping[str, str] = field(default_factory=dict)
+    """Digests of the base changes with ``base`` added, where all clients must have the same bits, by module path."""
 
     @property
     def num_bytes(self) -> int:

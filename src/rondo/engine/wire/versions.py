@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rondo.algorithm import Round, Shared
+from rondo.algorithm import Client, Round, Shared
 from rondo.lowrank import GrowingSum
 from rondo.params import Params
 
@@ -26,9 +27,8 @@ def version(tensor: Tensor) -> str:
     cached = _versions.get(key)
     if cached is not None and cached[0]() is tensor:
         return cached[1]
-    content = tensor.detach().cpu().contiguous()
-    digest = hashlib.blake2b(f"{content.dtype}{tuple(content.shape)}".encode(), digest_size=16)
-    digest.update(content.reshape(-1).view(torch.uint8).numpy().data)
+    digest = hashlib.blake2b(digest_size=16)
+    _add(digest.update, tensor)
     _versions[key] = (weakref.ref(tensor, lambda _: _versions.pop(key, None)), digest.hexdigest())
     return _versions[key][1]
 
@@ -44,11 +44,20 @@ def sum_version(change: GrowingSum) -> str:
     return "".join(map(version, change.since(0)))
 
 
-def sent_digest(shared: Shared, round: Round) -> str:
-    """SHA-256 of all that a round's upload starts from: every tensor and base change of its broadcast, and the round's
-    place in its run, from which rates and turns follow. It is equal for the clients of a round, whatever each had
-    before."""
-    tensors = sorted((name, version(tensor)) for name, tensor in shared.params.items())
-    base = sorted((path, sum_version(change)) for path, change in shared.base.items())
-    facts = (tensors, base, round.index, round.total, round.population, round.seed)
-    return hashlib.sha256(repr(facts).encode()).hexdigest()
+def sent_digest(shared: Shared, client: Client, round: Round) -> str:
+    """SHA-256 of all that a client's upload starts from: the content of the broadcast, its rank, and the round, from
+    which rates and turns follow. It is equal for the clients of a round, whatever each had before."""
+    digest = hashlib.sha256(repr((client.rank, round)).encode())
+    parts: dict[str, tuple[Tensor, ...]] = {name: (tensor,) for name, tensor in shared.params.items()}
+    parts |= {BASE + path: change.since(0) for path, change in shared.base.items()}
+    for name in sorted(parts):
+        for tensor in parts[name]:
+            digest.update(repr(name).encode())
+            _add(digest.update, tensor)
+    return digest.hexdigest()
+
+
+def _add(update: Callable[[Any], None], tensor: Tensor) -> None:
+    content = tensor.detach().cpu().contiguous()
+    update(f"{content.dtype}{tuple(content.shape)}".encode())
+    update(content.reshape(-1).view(torch.uint8).numpy().data)

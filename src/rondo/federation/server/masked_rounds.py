@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ from rondo.engine.remote import RemoteTransport
 from rondo.engine.transport import Answer, Turnout, Work
 from rondo.engine.wire import masked
 from rondo.engine.wire.envelope import Rejected
-from rondo.engine.wire.versions import sent_digest
+from rondo.engine.wire.parcel import Parcel
+from rondo.engine.wire.versions import sent_digest, sum_version
 from rondo.federation.letter import SUMS
 from rondo.federation.server.saved_sum import Complete, SavedSum
 from rondo.federation.server.sites import Sites
@@ -27,17 +29,18 @@ from rondo.privacy.masking.changes import Changes
 from rondo.privacy.masking.opening import NoSum, ServerSession, next_session
 from rondo.privacy.masking.session import Terms
 from rondo.privacy.masking.shares import threshold_of
-from rondo.privacy.sums.form import weighs_by_examples
+from rondo.privacy.sums.form import changes_of, weighs_by_examples
 from rondo.privacy.sums.masked_sum import MaskedSum, Total
 
 
 @dataclass(frozen=True)
 class _Vector:
-    """The vector of a round. ``sent``: digest of what all clients are sent. ``largest``: the weight that counts as one.
-    ``weights``: of each client's upload."""
+    """The vector of a round. ``sent``, ``sums``: digests of what all clients are sent, and of the base changes in it.
+    ``largest``: the weight that counts as one. ``weights``: of each client's upload."""
 
     changes: Changes
     sent: str
+    sums: Mapping[str, str]
     largest: float
     weights: Mapping[str, float]
 
@@ -86,8 +89,11 @@ class MaskedRounds:
         by_examples = weighs_by_examples(self.sum.config, algorithm)
         # As they are now: a client that comes while others train may have more examples than any before.
         weights = {c.id: float(c.num_examples) if by_examples else 1.0 for c in self.sum.clients}
-        sent = sent_digest(algorithm.broadcast(state, self.sum.clients[0], round), round)
-        vector = _Vector(self.sum.changes(algorithm, state, round), sent, max(weights.values()), weights)
+        one = self.sum.clients[0]
+        shared = algorithm.broadcast(state, one, round)
+        sums = {path: sum_version(change) for path, change in shared.base.items()}
+        facts = (changes_of(algorithm, shared, one, round), sent_digest(shared, one, round), sums)
+        vector = _Vector(*facts, max(weights.values()), weights)
         self._vector = vector
         for upload in uploads:
             raise AssertionError(f"client {upload.client.id}: an upload that nobody must see")
@@ -120,7 +126,7 @@ class MaskedRounds:
                 for client in work.turnout.asked:
                     work.parcel(client)  # they were sent it before the server died, so it is counted
             else:
-                trained = self._trained(round, work, lost)
+                trained = self._trained(round, replace(work, parcel=partial(self._parcel, work)), lost)
                 complete = _Sets(self, self._vector, round, trained, lost).complete()
             self._integers = torch.from_numpy(self._sum(complete))
             self._complete = complete
@@ -143,6 +149,11 @@ class MaskedRounds:
             else:
                 gone = ClientFailed(client.id, "no_answer", "its site was lost before the sum was opened")
                 yield Answer(client, failure=lost.get(client.id, gone))
+
+    def _parcel(self, work: Work, client: Client) -> Parcel:
+        """A client's part of the broadcast, with the digests that the base changes of all clients have."""
+        assert self._vector is not None
+        return replace(work.parcel(client), sums=self._vector.sums)
 
     def _trained(self, round: Round, work: Work, lost: dict[str, ClientFailed]) -> dict[str, list[str]]:
         """The clients that have trained, by site."""
@@ -191,8 +202,9 @@ class _Sets:
         number, threshold = transport.saved.sessions(self.round.attempt)
         here = dict(self.trained)
         while True:
+            here = self._willing(here)
             self._enough(here)
-            threshold = max(threshold, threshold_of(len(here)))
+            threshold = max(threshold, threshold_of(len(here)), *map(transport.sites.fewest, here))
             noise = transport.sum.noise
             if noise is not None and threshold <= noise.colluding:
                 raise NoSum(f"{threshold} sites open a sum, and if {noise.colluding} collude, nobody's noise is left")
@@ -227,7 +239,7 @@ class _Sets:
             try:
                 letter = masked.decode_ready(data, site)
                 if letter.terms != terms.digest:
-                    raise Rejected("wrong_plan", "it has agreed to other terms")
+                    raise Rejected("wrong_plan", "it has another plan, or was sent another model")
                 session = session.with_ready(letter)
             except Rejected as rejection:
                 self._gone(site, rejection)
@@ -252,6 +264,15 @@ class _Sets:
         count, least = sum(map(len, here.values())), max(1, self.transport.sum.least)
         if count < least:
             raise NoSum(f"{count} clients are left, min_clients is {least}")
+
+    def _willing(self, here: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+        """The sites ``here`` whose contracts ask for no more sites than these."""
+        fewest = {site: self.transport.sites.fewest(site) for site in here}
+        while (most := max(fewest.values(), default=0)) > len(fewest):
+            for site in [site for site in fewest if fewest[site] == most]:
+                self._gone(site, Rejected("few_sites", f"{len(fewest)} are left, its contract asks for {most}"))
+                del fewest[site]
+        return {site: here[site] for site in fewest}
 
     def _gone(self, site: str, rejection: Rejected) -> None:
         self.transport.told(f"{site} is in no sum of round {self.round.attempt + 1}: {rejection}")

@@ -267,6 +267,9 @@ class Sites:
         expected = {c for c, site in self._site_of.items() if site == name}
         if strangers := sorted(consent.clients.keys() - expected):
             return f"it answers for {short(strangers)}, which are not its clients in the roster"
+        if consent.fewest > (known := len(set(self._site_of.values()))):
+            asks = f"its contract asks for {consent.fewest} sites that open a sum (training.least_sites)"
+            return f"{asks}, and the roster has {known} sites"
         for client, count in consent.clients.items():
             if plan.labels is not None and self._most is not None and count > self._most:
                 return f"it claims {count} examples for {client!r}, and admission.max_examples is {self._most}"
@@ -302,6 +305,11 @@ class Sites:
     def site_of(self, client: str) -> str:
         """The site of a client."""
         return self._site_of[client]
+
+    def fewest(self, site: str) -> int:
+        """:attr:`~rondo.federation.plan.Consent.fewest` of a site."""
+        with self._lock:
+            return self._consents[site][1].fewest if site in self._consents else 0
 
     @property
     def plan_digest(self) -> str:

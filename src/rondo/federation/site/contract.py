@@ -82,9 +82,9 @@ class TrainingTerms(Section):
     least_clients: Positive = 2
     """Fewest clients that a round must ask. The server says how many it asks, and the site believes it."""
     least_sites: Annotated[int, Field(ge=2)] | None = None
-    """Fewest sites in a masked sum, whose signatures the site checks. The server chooses them, so with k of them it
-    needs the other k - 1 to open this site's upload. Left out, two thirds of the sites that this one knows, itself
-    included, and three where there are three."""
+    """Fewest sites that open a masked sum, whose signatures the site checks. The server chooses them: with all of them
+    but one working for it, it could learn this site's part; with one fewer it cannot. Left out, two thirds of the sites
+    that this one knows, itself included, and three where there are three."""
     minutes_per_round: _Amount = 60.0
     """Most minutes of training and scoring per letter."""
     minutes_per_run: _Amount = 1440.0

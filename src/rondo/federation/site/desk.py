@@ -225,7 +225,7 @@ class Desk:
                 self.told(line)
             self.told("ready: " + ", ".join(f"{name} ({count} examples)" for name, count in offer.examples.items()))
         clients = {name: len(party.member.train) for name, party in self.parties.items()}
-        return Consent(clients, environment=here())
+        return Consent(clients, environment=here(), fewest=0 if self._sums is None else self._sums.fewest)
 
     def _work(self, of: Callable[[Behind, int, str], str | None], plan: Plan, config: RunConfig) -> str | None:
         """The reason ``of`` the record why no upload of ``plan`` may leave; None if one may."""
@@ -398,8 +398,9 @@ class Desk:
             return "its uploads are masked, so no scores of single clients leave"
         if self._sums is not None and (reason := self._sums.beyond(request.client.id)) is not None:
             return reason
-        if request.asked < training.least_clients and not request.scores:
-            return f"{request.asked} clients are asked, and its owner wants {training.least_clients} at least"
+        fewest = max(training.least_clients, 0 if self._sums is None else self._sums.fewest)
+        if request.asked < fewest and not request.scores:
+            return f"{request.asked} clients are asked, and its owner wants {fewest} at least"
         # A training that fails tells something too: tensors can be made so that it fails by a certain row.
         trained = ("upload", "trained", "failure")
         left = self.audit.left("scores") if request.scores else sum(map(self.audit.left, trained))

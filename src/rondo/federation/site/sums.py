@@ -42,15 +42,15 @@ def of_sum(config: RunConfig, contract: Contract, voice: Voice | None) -> Iterat
     """The terms of a plan whose uploads are masked. ``voice``: the site's, None without ``peers.json``."""
     if config.guarantee.masks_uploads:
         known = 0 if voice is None else len(voice.peers)
-        least = contract.training.least_sites or fewest(known)
-        allowed = f"sums of {least} sites at least, with {known} others in peers.json"
-        asked = config.clients.per_round
-        most = known + 1 if asked is None else min(known + 1, asked)
+        least, asked = fewest(known, contract.training.least_sites), config.clients.per_round
+        kept = least <= min(known + 1, asked or known + 1)
+        allowed = f"sums of {least} sites at least (training.least_sites), with {known} others in peers.json"
+        allowed += f", of whom {least - 1} with the server could learn its part" if kept else ""
         ready = "of the sites that are ready" if asked is None else f"of the sites of {asked} clients at most"
         if voice is None:
             command = "rondo federate site peers peers.json"
             allowed = f"none before peers.json is taken in: {command}, then start the client again"
-        yield Term("masked sum", ready, allowed, voice is not None and most >= least)
+        yield Term("masked sum", ready, allowed, voice is not None and kept)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Sums:
     """The masked sums of a run.
 
     ``folder``: the run's, on the site's disk.
-    ``least``: fewest sites in a set, by the site's contract; None for those that follow from its peers.
+    ``least``: see :class:`~rondo.privacy.masking.session.SiteSession`.
     ``largest``: most bytes of a letter that leaves.
     ``opened``: what the site has opened, over all runs.
     ``run``, ``plan``, ``model``: the run's name, digest of its plan, and of the base model.
@@ -92,6 +92,11 @@ class Sums:
     def __post_init__(self) -> None:
         self._state = SumState(self.folder, self.voice.name)
 
+    @property
+    def fewest(self) -> int:
+        """The fewest sites that open a sum."""
+        return fewest(len(self.voice.peers), self.least)
+
     # --- after training -------------------------------------------------------------------------------------------
 
     def keep(self, party: Party, request: Request, upload: bytes) -> str | None:
@@ -110,7 +115,7 @@ class Sums:
             {name: holdings.params[name] for name in request.parcel.versions},
             {path: holdings.base[path] for path in request.parcel.base},
         )
-        sent = sent_digest(shared, request.round)
+        sent = sent_digest(shared, client, request.round)
         changes = changes_of(algorithm, shared, client, request.round)
         change = changes.of(Upload(client, received.tensors(), weight))
         names = tuple(name for name, _ in changes.layout)
@@ -237,8 +242,8 @@ class Sums:
         """The sum of the changes of the clients, as integers."""
         terms = attempt.session.terms
         all_learned = self._learned(terms.attempt, attempt.clients)
-        if any(x.names != terms.tensors for x in all_learned):
-            raise Refused("wrong_plan", "a client has trained other tensors since")
+        if any((x.sent, x.names) != (terms.sent, terms.tensors) for x in all_learned):
+            raise Refused("wrong_plan", "a client has trained other tensors, or another model, since")
         share = self._share(attempt)
         if share is not None:
             try:

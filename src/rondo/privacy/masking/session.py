@@ -30,10 +30,10 @@ Verify = Callable[[bytes, bytes], bool]
 """Tells whether a site has signed: ``verify(signature, text)``."""
 
 
-def fewest(peers: int) -> int:
-    """Fewest sites in a set, of a site that knows ``peers`` others: two thirds of them all, and three where there are
-    three. The server chooses the set, so all sites of a small one could work with it."""
-    return max(threshold_of(peers + 1), min(3, peers + 1))
+def fewest(peers: int, least: int | None) -> int:
+    """The fewest sites that open a sum with a site that knows ``peers`` others: ``least``. None: two thirds of them
+    all, and three where there are three. The server chooses the set, so all sites of a small one could work with it."""
+    return max(2, min(3, peers + 1), threshold_of(peers + 1)) if least is None else max(2, least)
 
 
 class Refused(Exception):
@@ -133,7 +133,11 @@ class Shares:
 class SiteSession:
     """A site's part in one attempt.
 
-    ``least``: the fewest sites in a set, by the site's contract; None for :func:`fewest`.
+    The server chooses the sets, and may name several. :attr:`fewest` sites open each of them, and a site that has
+    opened one is in no later set. So if ``fewest - 2`` other sites at most collude with the server, every combination
+    of the sums has two honest sites' vectors with the same factor: of two that opened the first of these sums.
+
+    ``least``: the fewest sites that open a sum, by the site's contract; None: by the number of its peers.
     ``peers``: the other sites whose signatures this one can check.
     ``session``: number of its newest session; -1 before the first.
     ``said``: its letter of that session, by which it was ready.
@@ -153,6 +157,11 @@ class SiteSession:
     sent: Sent | None = None
     asked: Unmask | None = None
     given: Shares | None = None
+
+    @property
+    def fewest(self) -> int:
+        """See :func:`fewest`."""
+        return fewest(len(self.peers.keys() - {self.name}), self.least)
 
     def ready(
         self, session: int, terms: Terms, sign: Callable[[bytes], bytes], draw: Draw = secrets.token_bytes
@@ -230,12 +239,12 @@ class SiteSession:
                     raise Refused("wrong_peer", f"{member.site} is not among the peers of this site")
                 if not verify(member.signature, member.text()):
                     raise Refused("wrong_signature", f"{member.site} has not signed this key")
-        least = max(fewest(len(self.peers)) if self.least is None else self.least, self.terms.threshold)
+        least = max(self.fewest, self.terms.threshold)
         if len(names) < least:
             raise Refused("few_sites", f"{len(names)} sites, the contract and the threshold ask for {least}")
-        if self.terms.threshold < shares.threshold_of(len(names)):
-            needed = shares.threshold_of(len(names))
-            raise Refused("threshold", f"{self.terms.threshold} of {len(names)} sites, {needed} are needed")
+        needed = max(self.fewest, threshold_of(len(names)))
+        if self.terms.threshold < needed:
+            raise Refused("threshold", f"{self.terms.threshold} of {len(names)} sites open a sum, {needed} are needed")
 
     def unmask(self, letter: Unmask) -> tuple[SiteSession, Shares]:
         """Open the shares of the set, once in an attempt, and forget the keys. The same letter again gets the same
