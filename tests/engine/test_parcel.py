@@ -75,11 +75,11 @@ def test_client_without_its_disk_says_so_and_keeps_nothing() -> None:
 
 def test_base_change_that_another_machine_has_rounded_otherwise_is_sent_whole() -> None:
     """Where all clients must have the same bits. One chunk or the sum is as the server has it."""
-    ledger, holdings, shared = Ledger(), Holdings(), Shared({}, sums(4))
+    ledger, holdings, shared = Ledger(), Holdings(), Shared({}, sums(5))
     assert shared.base["m"].dense is not None
     digests = {"m": sum_version(shared.base["m"])}
-    holdings.take(ledger.parcel("ann", Shared({}, sums(3))))
-    ledger.send("ann", Shared({}, sums(3)))
+    holdings.take(ledger.parcel("ann", Shared({}, sums(4))))
+    ledger.send("ann", Shared({}, sums(4)))
     held = holdings.base["m"]
     assert held.dense is not None
     holdings.base["m"] = replace(held, dense=held.dense.nextafter(torch.tensor(1.0)))

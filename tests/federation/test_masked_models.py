@@ -40,7 +40,7 @@ def test_zeros_to_all_sites_but_one_open_no_sum(place: Path, tmp_path: Path) -> 
     line = Zeros(place, tmp_path)
     with pytest.raises(RunStopped):
         served(place, line, tmp_path / "run")
-    assert {kind for _, kind, _, _ in line.heard} == {"plan", "round", "ready"}
+    assert {kind for _, kind, _, _ in line.heard} == {"plan", "round", "ready", "end"}
     others = {site for site in ("south", "west") if any(line.startswith(f"{site} is in no sum") for line in line.told)}
     assert others == {"south", "west"}
     assert "wrong_plan: it has another plan, or was sent another model" in " ".join(line.told)
