@@ -39,8 +39,12 @@ OPEN = Contract.model_validate(
             "labels": ["label", "who", "answers", "score"],
         },
         "training": {
-            **{"tensors": "whole", "least_rows": 1, "least_steps": 1, "least_clients": 1},
-            **{"least_sites": 2, "repeats": True},
+            "tensors": "whole",
+            "least_rows": 1,
+            "least_steps": 1,
+            "least_clients": 1,
+            "least_sites": 2,
+            "repeats": True,
         },
         "outgoing": {"least_rows_scored": 1},
     }

@@ -30,7 +30,7 @@ from audits import epsilon_of_mu, least_mu_at
 from rondo.algorithm import Client, Round, ServerState
 from rondo.algorithms import get
 from rondo.config import load
-from rondo.engine.transport import Answer
+from rondo.engine.transport import Answer, Turnout, Work
 from rondo.engine.wire import masked
 from rondo.engine.wire.envelope import Identity
 from rondo.engine.wire.versions import sent_digest
@@ -101,6 +101,9 @@ class Letters:
     def site_of(self, client: str) -> str:
         return NAMES[int(client[1:])]
 
+    def fewest(self, site: str) -> int:
+        return self.sites[site].fewest
+
     def tell(self, line: str) -> None:
         raise AssertionError(line)
 
@@ -137,7 +140,8 @@ def audited(folder: Path, voices: list[Voice]) -> tuple[list[NDArray[np.float64]
     included = np.random.default_rng(SEED).random((ATTEMPTS, SITES)) < 0.5
     by_sum, by_vector = np.zeros((ATTEMPTS, HONEST)), np.zeros((ATTEMPTS, HONEST))
     algorithm, state = get("fedavg"), ServerState({"a": torch.zeros(SITES, dtype=torch.float64)})
-    work: Any = SimpleNamespace(turnout=SimpleNamespace(asked=CLIENTS))
+    unused: Any = None
+    work = Work(Turnout(tuple(CLIENTS)), unused, unused, unused, unused, unused)
     told: dict[str, NDArray[np.int64]] = {}
     real = SiteSession.masked
 

@@ -280,7 +280,7 @@ def test_two_sites_of_three_that_die_skip_the_round(place: Path, tmp_path: Path)
             line.kill(site, returns=False)
 
     line = DeskLine(place, tmp_path, strike)
-    with pytest.raises(RunStopped, match="1 sites are left, and a sum of one hides nothing"):
+    with pytest.raises(RunStopped, match="1 clients are asked, and its owner wants 2 at least"):
         served(place, line, tmp_path / "run")
     first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
     assert {f["detail"] for f in first["failed"]} == {"1 sites have sent a vector, the threshold is 2"}

@@ -150,7 +150,9 @@ def test_round_without_honest_noise_has_no_sum() -> None:
     """Three of four sites have trained, of which two would open a sum."""
     share = NoiseShare.of(32, 0.5, 4, 8.0, 2)
     transport = SimpleNamespace(
-        sum=SimpleNamespace(least=1, noise=share), saved=SimpleNamespace(sessions=lambda attempt: (-1, 0))
+        sum=SimpleNamespace(least=1, noise=share),
+        saved=SimpleNamespace(sessions=lambda attempt: (-1, 0)),
+        sites=SimpleNamespace(fewest=lambda site: 2),
     )
     here = {site: [site] for site in ("north", "south", "west")}
     sets = _Sets(transport, None, Round(0, 1, 0, 4), here, {})  # type: ignore[arg-type]

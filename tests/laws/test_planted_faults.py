@@ -266,6 +266,10 @@ def test_expanding_uploads_breaks_raw_sum() -> None:
     assert set(failures(HalvesOnTheWay())) == {"raw sum"}
 
 
+def test_another_broadcast_for_one_client_breaks_the_raw_sum() -> None:
+    assert "clients are sent different tensors" in failures(SendsOneMore())["raw sum"]
+
+
 def test_counting_skipped_attempts_breaks_their_law() -> None:
     assert set(failures(CountsSkippedAttempts())) == {"skipped attempts"}
 
@@ -422,6 +426,14 @@ class HalvesOnTheWay(UpOnly):
 
     def expand(self, state: ServerState, upload: Upload) -> Upload:
         return replace(upload, params={n: 2 * t for n, t in upload.params.items()})
+
+
+class SendsOneMore(UpOnly):
+    """One client is sent a tensor that the others are not."""
+
+    def broadcast(self, state: ServerState, client: Client, round: Round) -> Shared:
+        more = {"first.A": state.params["first.A"] + 1} if client.id == "client-1" else {}
+        return Shared({**state.params, **more})
 
 
 class NotNormalised(UpOnly):

@@ -87,7 +87,8 @@ LEAVES: Mapping[type, Mapping[str, Exposed]] = {
         "site": Exposed("nothing: it is in no letter from the site, the line says it", "none"),
         "session": Exposed("the number of the set, as the server sent it", "none"),
         "terms": Exposed(
-            "SHA-256 of run, round, plan and form of the numbers, of which the server has the same", "none"
+            "SHA-256 of run, round, plan, what was sent and form of the numbers, of which the server has the same",
+            "none",
         ),
         "key": Exposed("a fresh key, for this set alone", "none"),
         "signature": Exposed("the site's signature under it, which the other sites check", "none"),

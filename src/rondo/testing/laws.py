@@ -19,6 +19,7 @@ from rondo.algorithm import Algorithm, Mean, Upload
 from rondo.algorithms.formulas import WholeNumbers
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.wire import serialization
+from rondo.engine.wire.versions import sent_digest
 from rondo.params import AUXILIARY_PREFIX, Params, Select, body, buffer, down, head, nothing, pick, up, whole
 from rondo.testing.laws_of_runs import (
     law_cohort,
@@ -141,14 +142,16 @@ def law_weights_count(algorithm: Algorithm[Any], seed: int, problem: Testbed | N
 
 
 def law_linear(algorithm: Algorithm[Any], seed: int, problem: Testbed | None = None) -> str:
-    """The weighted mean of the raw uploads is all that the server needs. Only for algorithms that are linear, and
-    clients without ranks of their own."""
+    """The weighted mean of the raw uploads is all that the server needs, and all clients are sent the same. Only for
+    algorithms that are linear, and clients without ranks of their own."""
     if not algorithm.linear:
         raise NotApplicable("the algorithm is not linear")
     if any(c.rank is not None for c in Run(algorithm, seed, problem).clients):
         raise NotApplicable("clients have ranks of their own")
     worst = 0.0
     for run, index, uploads in _rounds(algorithm, seed, problem):
+        sent = {sent_digest(run.shared(c, index), c, run.round(index)) for c in run.clients}
+        require(len(sent) == 1, f"round {index}: clients are sent different tensors, and no masks hide the difference")
         mass = math.fsum(u.weight for u in uploads)
         sums = {n: sum(u.weight / mass * u.params[n].double() for u in uploads) for n in uploads[0].params}
         mean = Mean({n: torch.as_tensor(t) for n, t in sums.items()}, mass, len(uploads))
