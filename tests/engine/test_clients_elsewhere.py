@@ -32,6 +32,7 @@ from rondo.engine.wire.parcel import Parcel
 from rondo.engine.wire.start import StartVersions, start_of
 from rondo.lowrank import GrowingSum
 from rondo.params import num_bytes, pick
+from rondo.privacy.accounts.rows import counted_by_the_server
 from rondo.privacy.sums.sum import SingleUploads
 from tiny_federation import ALONE, HEADS_OF_KINDS, SIZES, config, make, population
 
@@ -72,9 +73,9 @@ def federation(sim: Composed) -> tuple[Server, Post]:
 
     for name, member in sim.population.members.items():
         kept: dict[str, Any] = {}
-        local = LocalRound(sim.algorithm, sim.network, sim.task, sim.config, kept)
+        local = LocalRound(sim.algorithm, sim.network, sim.task, sim.config, kept, counted_by_the_server)
         scorer = replace(sim.scorer, kept=kept)
-        parties[name] = Party(member, sim.identity.model, local, scorer, kept, start=start)
+        parties[name] = Party(member, sim.identity.model, local, scorer, kept, lambda answer: None, start)
     post = Post(parties)
     clients, sites = sim.population.clients, sim.network.sites
     transport = RemoteTransport(post, sim.identity)

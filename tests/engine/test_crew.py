@@ -23,6 +23,7 @@ from rondo.engine.transport import Answer
 from rondo.engine.wire import serialization
 from rondo.errors import RunStopped, StopRequested
 from rondo.lowrank import GrowingSum, LowRank
+from rondo.privacy.accounts.rows import counted_by_the_server
 from tiny_federation import ALONE, HEADS_OF_KINDS, config, make, population, run
 
 PEOPLE = {"ann": 4, "bob": 9, "cid": 6, "dan": 5, "eve": 7}
@@ -30,9 +31,8 @@ PEOPLE = {"ann": 4, "bob": 9, "cid": 6, "dan": 5, "eve": 7}
 
 def hand(sim: Composed) -> Train:
     """A worker with the parts of ``sim``, but for what clients keep."""
-    local = LocalRound(
-        sim.algorithm, sim.network, sim.task, sim.config, {}, sim.prefix, around=in_training(sim.config.faults)
-    )
+    facts = (sim.algorithm, sim.network, sim.task, sim.config, {}, counted_by_the_server, sim.prefix)
+    local = LocalRound(*facts, around=in_training(sim.config.faults))  # type: ignore[arg-type]
 
     def train(job: bytes, name: str, common: bytes) -> bytes:
         work, kept = decode_job(job, Common.decode(common))

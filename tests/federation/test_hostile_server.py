@@ -26,7 +26,7 @@ from rondo.engine.wire.envelope import Identity
 from rondo.engine.wire.letters import Reply, Request
 from rondo.engine.wire.parcel import Parcel
 from rondo.federation.plan import Plan
-from rondo.federation.site import desk as desks
+from rondo.federation.site import seat
 from rondo.federation.site.audit import Audit
 from rondo.process import on_threads
 
@@ -54,7 +54,7 @@ def test_start_is_made_on_the_servers_threads(
         seen.append(torch.get_num_threads())
         return start.start_of(*args)
 
-    monkeypatch.setattr(desks, "start_of", start_of)
+    monkeypatch.setattr(seat, "start_of", start_of)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     with on_threads(1):
         here = desk(tmp_path)

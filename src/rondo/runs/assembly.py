@@ -34,7 +34,7 @@ from rondo.engine.wire.start import StartVersions
 from rondo.models.forms.model import Model
 from rondo.models.shortcuts.prefix import Prefix
 from rondo.params import Params
-from rondo.privacy.accounts.rows import RowAccount
+from rondo.privacy.accounts.rows import RowAccount, counted_by_the_server
 from rondo.privacy.sums.sum import Sum
 from rondo.runs.private import Protection
 from rondo.tasks.task import Task
@@ -186,7 +186,8 @@ class Assembly:
     def local_round(self, kept: MutableMapping[str, Params], stop: threading.Event | None = None) -> LocalRound:
         """A simulated client's part of a round. ``kept``: tensors that clients keep."""
         network, around = self.model.network, in_training(self.config.faults)
-        return LocalRound(self.algorithm, network, self.task, self.config, kept, self.prefix, stop, around, self.flops)
+        facts = (self.algorithm, network, self.task, self.config, kept, counted_by_the_server)
+        return LocalRound(*facts, self.prefix, stop, around, self.flops)
 
     def start(self) -> Start:
         """Make the first state and measure a training step. A resumed run measures from its first state too, so that

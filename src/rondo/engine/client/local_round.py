@@ -39,6 +39,8 @@ class LocalRound:
     config: RunConfig
     kept: Mapping[str, Params]
     """Tensors that clients kept, by client id."""
+    spend: Callable[[Client, Draws, int], None]
+    """See :class:`rondo.engine.client.trainer.CohortTrainer`."""
     prefix: Prefix | None = None
     """Layers whose output is computed once per example."""
     stop: threading.Event | None = None
@@ -47,8 +49,6 @@ class LocalRound:
     """Gives the algorithm a trainer around its own, as rehearsed faults do."""
     flops: Flops | None = None
     """The operations of a pass; None counts none."""
-    spend: Callable[[Client, Draws, int], None] = lambda client, draws, steps: None
-    """See :class:`rondo.engine.client.trainer.CohortTrainer`."""
 
     def train(
         self,

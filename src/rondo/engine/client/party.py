@@ -35,16 +35,16 @@ class Party:
     """Scores on its own rows: those held back, or test rows where clients have such."""
     kept: MutableMapping[str, Params]
     """The client's own tensors, by its id: those of the last round that counted."""
+    withheld: Callable[[Answer], str | None]
+    """Gives the reason why an upload must not leave; None if it may."""
+    start: Callable[[Client], Shared] | None
+    """Makes the start of the run (:mod:`rondo.engine.wire.start`); None once it is not needed any more."""
     holdings: Holdings = field(default_factory=Holdings)
     pending: tuple[int, Params] | None = None
     """The last attempt that the client trained in, and what it keeps if that attempt counts."""
     counted: int = NONE
     """The attempt that ``kept`` is of, as the server said that it counted; ``LOST``: any, since the client's owner
     begins again without what it kept."""
-    withheld: Callable[[Answer], str | None] = lambda answer: None
-    """Gives the reason why an upload must not leave; None if it may."""
-    start: Callable[[Client], Shared] | None = None
-    """Makes the start of the run (:mod:`rondo.engine.wire.start`); None once it is not needed any more."""
 
     @property
     def id(self) -> str:

@@ -3,26 +3,17 @@ knows no network."""
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
 from pathlib import Path
 
-import torch
-
-from rondo.algorithm import Client, Shared
-from rondo.config.schema import RunConfig
 from rondo.data.files.tables import Rows
-from rondo.data.population import Member
-from rondo.engine.client.local_round import LocalRound
 from rondo.engine.client.party import Party
 from rondo.engine.wire import masked
 from rondo.engine.wire.envelope import short
 from rondo.engine.wire.letters import Reply, Request
-from rondo.engine.wire.start import start_of
 from rondo.errors import StopRequested
 from rondo.federation.environment import here
 from rondo.federation.identity.peers import Voice
@@ -30,19 +21,13 @@ from rondo.federation.letter import SUMS
 from rondo.federation.plan import Consent, End, NotAPlan, Plan
 from rondo.federation.site import audit, private, terms
 from rondo.federation.site.audit import CONSENTED, Audit, Unwritten
-from rondo.federation.site.behind import Behind, is_free, work_of
+from rondo.federation.site.behind import Behind
 from rondo.federation.site.contract import Contract
 from rondo.federation.site.disk import Disk
 from rondo.federation.site.joining import Declined, Joining, Offer, for_the_server
-from rondo.federation.site.ledger import Allowance, Ledger
-from rondo.federation.site.opened import Opened
-from rondo.federation.site.sum_allowance import allowance_of
+from rondo.federation.site.ledger import Ledger
+from rondo.federation.site.seat import Seat
 from rondo.federation.site.sums import Sums
-from rondo.federation.site.withheld import Withheld
-from rondo.params import Params
-from rondo.privacy.accounts.account import Entry
-from rondo.privacy.masking.session import Refused
-from rondo.process import on_threads
 from rondo.runs.assembly import Assembly
 from rondo.runs.storage import durable
 
@@ -208,30 +193,28 @@ class Desk:
                     self.told(f"{term.subject}: {term.own}; {term.allowed}")
             if (reason := terms.refusal(offer.terms)) is not None:
                 raise Declined(reason)
-            if offer.assembly is not None and (reason := self._work(Behind.refused, plan, offer.assembly.config)):
-                raise Declined(reason)
-            sums = None if offer.assembly is None else self._masked_sums(plan, offer.assembly.config)
+            seat = None if offer.assembly is None else self._seat(plan, offer.assembly)
+            sums = None if seat is None else seat.sums()
             self._ask(offer)
             if plan.labels is None:
                 return Consent(self.joining.counts(plan), offer.labels, environment=here())
-            assert offer.assembly is not None
+            assert seat is not None
             if self.behind is not None:
                 self.behind.keep()
-            self.parties = self._parties(plan, offer.assembly, self.joining.counts(plan))
-            self._sums = sums
+            self.parties = seat.parties(self.joining.counts(plan), self._until)
+            self._disk, self._sums = seat.disk, sums
             self._plan, self._run = digest, plan.run
             durable.write(self.folder / PLAN, plan.encode())
-            for line in private.said(offer.assembly.config):
+            for line in private.said(seat.assembly.config):
                 self.told(line)
             self.told("ready: " + ", ".join(f"{name} ({count} examples)" for name, count in offer.examples.items()))
         clients = {name: len(party.member.train) for name, party in self.parties.items()}
         return Consent(clients, environment=here(), fewest=0 if self._sums is None else self._sums.fewest)
 
-    def _work(self, of: Callable[[Behind, int, str], str | None], plan: Plan, config: RunConfig) -> str | None:
-        """The reason ``of`` the record why no upload of ``plan`` may leave; None if one may."""
-        if self.behind is None or is_free(config) or plan.labels is None:
-            return None
-        return of(self.behind, config.seed, work_of(plan, config))
+    def _seat(self, plan: Plan, assembly: Assembly) -> Seat:
+        """The site's place in a run. Raises :class:`Declined` where no upload of it may leave."""
+        facts = (self.contract, self.ledger, self.behind, self.audit, self.voice, self.told)
+        return Seat(plan, assembly, Disk(self.folder, plan.run), *facts)
 
     def _ask(self, offer: Offer) -> None:
         """Ask the owner, unless it has consented to such a plan before. Raises :class:`Declined`."""
@@ -241,58 +224,6 @@ class Desk:
             if not self.asked(offer):
                 raise Declined("its owner has not consented to this plan")
             durable.write(file, "".join(f"{digest}\n" for digest in sorted(consented | offer.covered)).encode())
-
-    def _parties(self, plan: Plan, assembly: Assembly, counts: Mapping[str, int]) -> dict[str, Party]:
-        self._disk = Disk(self.folder, plan.run)
-        embedded, first = terms.embeddings(assembly.model.network.module), cache(assembly.first_state)
-        # The server's number of threads gives its bits. More threads than cores would wait for each other.
-        threads = plan.threads if plan.threads <= (os.cpu_count() or 1) else torch.get_num_threads()
-
-        def start(client: Client) -> Shared:
-            with on_threads(threads):
-                return start_of(assembly.algorithm, first(), client.rank, assembly.round(0))
-
-        parties = {}
-        for name, member in assembly.population.members.items():
-            kept: dict[str, Params] = {}
-            network, task = assembly.model.network, assembly.task
-            local = LocalRound(assembly.algorithm, network, task, assembly.config, kept, assembly.prefix, self._until)
-            if assembly.config.guarantee.of_rows:
-                spend = Allowance(self.ledger, self.contract.privacy, plan.run, Entry.of(assembly.config), self.told)
-                local = replace(local, spend=spend)
-            scorer = assembly.scorer(kept)
-            scorer = replace(scorer, fitting=replace(scorer.fitting, stop=self._until))
-            own = Member(member.client, member.trained(), tuple(member.validation), tuple(member.test))
-            party = Party(own, plan.model, local, scorer, kept)
-            rows = terms.rows_behind(own, counts[name])
-            noted = partial(self._work, Behind.note, plan, assembly.config)
-            party.withheld, party.start = Withheld(self.contract, rows, len(own.train), embedded, noted), start
-            if (damage := self._disk.load(party)) is not None:
-                self.told(damage)
-            parties[name] = party
-        return parties
-
-    def _masked_sums(self, plan: Plan, config: RunConfig) -> Sums | None:
-        if not config.guarantee.masks_uploads:
-            return None
-        assert self.voice is not None
-        least, largest = self.contract.training.least_sites, self.contract.outgoing.largest_mb * 1e6
-        facts = (
-            plan.run,
-            plan.digest,
-            plan.model,
-            config,
-            Opened(self.folder, plan.run, config.seed),
-            self.audit,
-            self.told,
-        )
-        allowance = allowance_of(config, self.ledger, self.contract.privacy, plan.run, self.told)
-        sums = Sums(Disk(self.folder, plan.run).folder, self.voice, least, largest, *facts, allowance)
-        try:
-            sums.check_seed()
-        except Refused as refused:
-            raise Declined(refused.detail) from None
-        return sums
 
     # --- a round --------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,115 @@
+"""A site's place in one run: its clients, ready to train, and its part in masked sums."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, partial
+
+import torch
+
+from rondo.algorithm import Client, Shared
+from rondo.data.population import Member
+from rondo.engine.client.local_round import LocalRound
+from rondo.engine.client.party import Party
+from rondo.engine.wire.start import start_of
+from rondo.federation.identity.peers import Voice
+from rondo.federation.plan import Plan
+from rondo.federation.site import terms
+from rondo.federation.site.audit import Audit
+from rondo.federation.site.behind import Behind, is_free, work_of
+from rondo.federation.site.contract import Contract
+from rondo.federation.site.disk import Disk
+from rondo.federation.site.joining import Declined
+from rondo.federation.site.ledger import Allowance, Ledger
+from rondo.federation.site.opened import Opened
+from rondo.federation.site.sum_allowance import allowance_of
+from rondo.federation.site.sums import Sums
+from rondo.federation.site.withheld import Withheld
+from rondo.params import Params
+from rondo.privacy.accounts.account import Entry
+from rondo.privacy.accounts.rows import counted_by_the_server
+from rondo.privacy.masking.session import Refused
+from rondo.process import on_threads
+from rondo.runs.assembly import Assembly
+
+
+@dataclass(frozen=True)
+class Seat:
+    """The place in the run of ``plan``, whose names and digests say what all of it is for. Raises :class:`Declined`
+    where no upload of the plan may leave.
+
+    ``assembly``: the run, with the site's rows.
+    ``disk``: the run's folder.
+    ``behind``: the record of what is behind uploads; None where the contract accepts repeats.
+    """
+
+    plan: Plan
+    assembly: Assembly
+    disk: Disk
+    contract: Contract
+    ledger: Ledger
+    behind: Behind | None
+    audit: Audit
+    voice: Voice | None
+    told: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        if (reason := self._work(Behind.refused)) is not None:
+            raise Declined(reason)
+
+    def parties(self, counts: Mapping[str, int], until: threading.Event) -> dict[str, Party]:
+        """The clients, by id. ``counts``: rows of each. ``until``: ends a training before its next step."""
+        plan, assembly = self.plan, self.assembly
+        embedded, first = terms.embeddings(assembly.model.network.module), cache(assembly.first_state)
+        # The server's number of threads gives its bits. More threads than cores would wait for each other.
+        threads = plan.threads if plan.threads <= (os.cpu_count() or 1) else torch.get_num_threads()
+
+        def start(client: Client) -> Shared:
+            with on_threads(threads):
+                return start_of(assembly.algorithm, first(), client.rank, assembly.round(0))
+
+        spend: Callable[..., None] = counted_by_the_server
+        if assembly.config.guarantee.of_rows:
+            spend = Allowance(self.ledger, self.contract.privacy, plan.run, Entry.of(assembly.config), self.told)
+        parties = {}
+        for name, member in assembly.population.members.items():
+            kept: dict[str, Params] = {}
+            facts = (assembly.algorithm, assembly.model.network, assembly.task, assembly.config, kept)
+            local = LocalRound(*facts, spend, assembly.prefix, until)
+            scorer = assembly.scorer(kept)
+            scorer = replace(scorer, fitting=replace(scorer.fitting, stop=until))
+            own = Member(member.client, member.trained(), tuple(member.validation), tuple(member.test))
+            rows, noted = terms.rows_behind(own, counts[name]), partial(self._work, Behind.note)
+            withheld = Withheld(self.contract, rows, len(own.train), embedded, noted)
+            party = Party(own, plan.model, local, scorer, kept, withheld, start)
+            if (damage := self.disk.load(party)) is not None:
+                self.told(damage)
+            parties[name] = party
+        return parties
+
+    def sums(self) -> Sums | None:
+        """The part in masked sums; None in a run whose uploads are not masked. Raises :class:`Declined`."""
+        plan, config = self.plan, self.assembly.config
+        if not config.guarantee.masks_uploads:
+            return None
+        assert self.voice is not None
+        least, largest = self.contract.training.least_sites, self.contract.outgoing.largest_mb * 1e6
+        opened = Opened(self.disk.folder.parent, plan.run, config.seed)
+        facts = (plan.run, plan.digest, plan.model, config, opened, self.audit, self.told)
+        allowance = allowance_of(config, self.ledger, self.contract.privacy, plan.run, self.told)
+        sums = Sums(self.disk.folder, self.voice, least, largest, *facts, allowance)
+        try:
+            sums.check_seed()
+        except Refused as refused:
+            raise Declined(refused.detail) from None
+        return sums
+
+    def _work(self, of: Callable[[Behind, int, str], str | None]) -> str | None:
+        """The reason ``of`` the record why no upload may leave; None if one may."""
+        config = self.assembly.config
+        if self.behind is None or is_free(config) or self.plan.labels is None:
+            return None
+        return of(self.behind, config.seed, work_of(self.plan, config))
