@@ -28,6 +28,7 @@ from rondo.engine.wire.parcel import Parcel
 from rondo.federation.plan import Plan
 from rondo.federation.site import seat
 from rondo.federation.site.audit import Audit
+from rondo.federation.site.desk import Exhausted
 from rondo.process import on_threads
 
 
@@ -328,7 +329,7 @@ def test_damaged_log(plan: Plan, tmp_path: Path, desk: Make) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "letters.jsonl").write_bytes(b'\xff\xfe{"kind"\n[]\n5\n{"kind": "upload"}\n')
     file = tmp_path / "state" / "letters.jsonl"
-    with pytest.raises(desks.Exhausted, match="what left before is not known"):
+    with pytest.raises(Exhausted, match="what left before is not known"):
         asked(desk(tmp_path), plan)
     Audit(file).rotate()
     assert asked(desk(tmp_path), plan).clients
