@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from scipy.stats import beta, norm
+from scipy.stats import beta, binom, norm
 
 Inverse = Callable[[float], float]
 """Smallest probability that an event of probability x can have for a neighbour."""
@@ -87,3 +87,19 @@ def found(mu: float, delta: float, scores: np.ndarray, included: np.ndarray) -> 
     guesses = len(scores) // 3
     bold = refuted(gaussian(mu), len(scores), guesses, right_guesses(scores, included, guesses))
     return epsilon_of_mu(least_mu_at(0.5, scores, included), delta), bold
+
+
+def steinke(canaries: int, guesses: int, right: int, delta: float, level: float = 0.05) -> float:
+    """The largest epsilon, to a hundredth, that ``right`` of ``guesses`` right refute at ``delta``: a lower bound
+    (Steinke, Nasr and Jagielski 2023, theorem 5.2)."""
+    low, high = 0.0, 20.0
+    while high - low > 0.01:
+        middle = (low + high) / 2
+        honest = 1 / (1 + np.exp(-middle))
+        tail, most = float(binom.sf(right - 1, guesses, honest)), 0.0
+        # The chance of ``right`` or more is at most that of honest guesses, and what delta can add to it.
+        below = np.cumsum(binom.pmf(np.arange(right - 1, -1, -1), guesses, honest))
+        if right:
+            most = float((below / np.arange(1, right + 1)).max())
+        low, high = (middle, high) if tail + 2 * canaries * delta * most < level else (low, middle)
+    return low

@@ -177,7 +177,7 @@ def federation(day: Day, rounds: int) -> None:
         assert process.wait(timeout=600) == 0, day.printed()
     day.run(status, "server")
     day.run(export, "server")
-    assert "consented: st-anna (18)" in day.run(site_log, "st-anna")
+    assert "consented: st-anna (24)" in day.run(site_log, "st-anna")
 
 
 def chats(day: Day, rounds: int) -> None:

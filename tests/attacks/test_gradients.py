@@ -87,7 +87,11 @@ def victims(privacy: Mapping[str, Any] | None = None) -> Victims:
     config = load(
         {
             "rounds": 2,
-            "task": {"kind": "image-classification", "labels": [str(digit) for digit in range(10)]},
+            "task": {
+                "kind": "image-classification",
+                "labels": [str(digit) for digit in range(10)],
+                "image_shape": [8, 8, 1],
+            },
             "data": {"source": GIVEN, "test_source": GIVEN, "validation_fraction": 0.0, "min_examples": 1},
             "partition": {"kind": "natural", "column": "owner"},
             "model": {"name": "builtin:mlp"},

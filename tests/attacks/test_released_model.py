@@ -52,7 +52,7 @@ def trained(
         "rounds": 50,
         "algorithm": {"name": "fedavg"},
         "model": {"name": "builtin:mlp"},
-        "task": {"kind": "image-classification", "labels": list(labels)},
+        "task": {"kind": "image-classification", "labels": list(labels), "image_shape": [8, 8, 1]},
         "data": {"validation_fraction": 0.0, "min_examples": 1},
         "partition": {"kind": "natural", "column": "owner"},
         "clients": {"weighting": "uniform"},

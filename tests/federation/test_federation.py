@@ -29,7 +29,7 @@ from rondo.engine.simulation import Simulation
 from rondo.engine.transport import Turnout
 from rondo.engine.wire import start
 from rondo.federation.identity import keys
-from rondo.federation.site import desk
+from rondo.federation.site import seat
 from rondo.federation.site.start_over import start_over
 from rondo.params import everything, num_bytes
 from rondo.runs.watching.progress import Quiet
@@ -163,7 +163,7 @@ def test_sites_that_make_a_tensor_of_the_start_otherwise(
         differing[name] = params[name]
         return Shared({**params, name: params[name].nextafter(torch.tensor(1.0))})
 
-    monkeypatch.setattr(desk, "start_of", start_of)
+    monkeypatch.setattr(seat, "start_of", start_of)
     parties = Parties(folder, state=tmp_path)
     result = parties.run(run, tmp_path / "run")
     assert weights(result) == weights(expected)

@@ -113,7 +113,8 @@ def test_run_over_flowers_own_programs_equals_the_simulation(config: Path, tmp_p
             )
 
     contract = tmp_path / "site.toml"
-    contract.write_text('[rows]\ninputs = ["text"]\nlabels = ["label"]\n[training]\nleast_clients = 1\n')
+    training = "[training]\nleast_clients = 1\nrepeats = true\n"
+    contract.write_text(f'[rows]\ninputs = ["text"]\nlabels = ["label"]\n{training}')
     link = ("--insecure", "--disable-runtime-dependency-installation", "--port", str(ports[0]))
     running = [start("flower-superlink", *link)]
     try:

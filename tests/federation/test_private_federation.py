@@ -311,7 +311,7 @@ def test_site_spends_by_its_own_account_over_runs(plan: Plan, request_: Request,
     # The same round twice, as after a crash, is other noise and spends again.
     assert not asked(here, private(plan)).refused
     for more in (True, True, False):
-        reply = Reply.decode(here.answer("round", work(request_)))
+        reply = Reply.decode(here.answer("round", work(request_, skipped=3)))
         assert bool(reply.upload) is more
     assert (reply.reason, reply.loss) == ("refused", None)
     assert "would exceed it" in reply.detail
