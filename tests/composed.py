@@ -27,6 +27,7 @@ from rondo.models.shortcuts.prefix import Prefix
 from rondo.params import Params
 from rondo.runs.assembly import Assembly, Federation, Start
 from rondo.runs.private import rehearsal
+from rondo.runs.simulated import Simulated
 from rondo.tasks.task import Task
 
 
@@ -76,6 +77,7 @@ class Composed:
             self.initial,
             self.prefix,
             self.flops,
+            Simulated(),
         )
 
     @property

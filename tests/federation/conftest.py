@@ -21,10 +21,10 @@ from rondo.data.sources import read_rows
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.wire.letters import Request
 from rondo.federation.plan import Plan
-from rondo.federation.server.remote_run import RemoteRun
 from rondo.federation.site import desk as desks
 from rondo.federation.site.contract import Contract
 from rondo.federation.site.desk import Desk
+from rondo.runs.assembly import Assembly
 from small_runs import save_tiny_bert, write_rows
 
 
@@ -88,7 +88,7 @@ def letters(sites: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Desk, "answer", noted)
-        patch.setattr(RemoteRun, "ledger", lambda self, first: Ledger())
+        patch.setattr(Assembly, "ledger", lambda self, first: Ledger())
         Parties(folder).run(configuration(folder, rounds=1), folder / "run")
     return folder, heard
 

@@ -37,6 +37,7 @@ from rondo.runs.assembly import Assembly
 from rondo.runs.collector import collector_paused
 from rondo.runs.device import find_device
 from rondo.runs.given import NOTHING, Given
+from rondo.runs.simulated import Simulated
 from rondo.runs.wrapping import compressed, make_algorithm, wrapped
 from rondo.tasks.make import task_class
 from rondo.tasks.task import Task
@@ -95,7 +96,8 @@ def assemble(
         if config.train.checkpointing:
             model.network.recompute_layers()
         task = outline.task
-        run = Assembly(config, target, algorithm, head_policy, labels, task, population, model, initial, None, None)
+        facts = (labels, task, population, model, initial, None, None, Simulated())
+        run = Assembly(config, target, algorithm, head_policy, *facts)
         if with_rows:
             _must_score(run)
         phase("trying")

@@ -8,7 +8,7 @@ import math
 import threading
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, replace
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 
@@ -17,17 +17,14 @@ from rondo.algorithm import Algorithm, HeadPolicy, Round
 from rondo.config.checks import own_names
 from rondo.config.schema import RunConfig
 from rondo.data.population import Population
-from rondo.engine.client.cohorts import Cohorts, cohort_threads, one_cohort
 from rondo.engine.client.fitting import Fitting
 from rondo.engine.client.flops import Flops
 from rondo.engine.client.local_round import LocalRound
-from rondo.engine.client.memory import activation_bytes
-from rondo.engine.crew import ByWorkers, Workers
-from rondo.engine.faults import Rehearsal, are_rehearsed, in_training
+from rondo.engine.crew import Workers
+from rondo.engine.faults import in_training
 from rondo.engine.scoring import Scorer
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.server.rounds import Server, first_state
-from rondo.engine.simulation import Crew, InProcess, Simulation
 from rondo.engine.transport import Transport
 from rondo.engine.wire.envelope import Identity
 from rondo.engine.wire.start import StartVersions
@@ -58,6 +55,27 @@ class Start:
     bytes_per_cost: float
 
 
+class Place(Protocol):
+    """Where the clients of a run are: on this machine, or at sites."""
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the rows of all clients are on this machine."""
+        ...
+
+    def start(self, run: Assembly) -> Start: ...
+
+    def federation(
+        self,
+        run: Assembly,
+        start: Start,
+        kept: MutableMapping[str, Params],
+        protection: Protection,
+        stop: threading.Event | None,
+        workers: Workers | None,
+    ) -> Federation: ...
+
+
 @dataclass(frozen=True)
 class Assembly:
     """A run with everything loaded and its rows dealt.
@@ -66,6 +84,7 @@ class Assembly:
     ``initial``: the tensors that clients train, at their start.
     ``prefix``: layers whose output is computed once per example.
     ``flops``: operations of a client's training; None if they are not counted.
+    ``place``: where its clients are.
     """
 
     config: RunConfig
@@ -79,6 +98,7 @@ class Assembly:
     initial: Params
     prefix: Prefix | None
     flops: Flops | None
+    place: Place
 
     def round(self, index: int) -> Round:
         """Round ``index`` of the run, as if no attempt had been skipped."""
@@ -101,11 +121,6 @@ class Assembly:
         """The run without the report on its rows, which has an entry per client and is on the disk once the run has
         begun."""
         return replace(self, population=replace(self.population, report={}))
-
-    @property
-    def simulated(self) -> bool:
-        """Whether the rows of all clients are on this machine."""
-        return True
 
     @property
     def model_sha256(self) -> str:
@@ -190,12 +205,8 @@ class Assembly:
         return LocalRound(*facts, self.prefix, stop, around, self.flops)
 
     def start(self) -> Start:
-        """Make the first state and measure a training step. A resumed run measures from its first state too, so that
-        its cohorts are those of the run that was stopped."""
-        network, first = self.model.network, self.first_state()
-        seen, _ = self.scorer({}).newcomer(first, self.round(0))
-        with one_cohort(network):
-            return Start(first, activation_bytes(network, self.task, seen, self.population.sample(2)))
+        """The start of the run, before it is resumed or begun."""
+        return self.place.start(self)
 
     def federation(
         self,
@@ -205,23 +216,5 @@ class Assembly:
         stop: threading.Event | None = None,
         workers: Workers | None = None,
     ) -> Federation:
-        """A simulated federation before its first round. ``kept`` holds tensors that clients keep. Clients train in
-        this process, or at ``workers``."""
-        network, config = self.model.network, self.config
-        self.keep_tests()
-        scorer = self.scorer(kept)
-        devices = 1 if workers is None else workers.devices
-        cohorts = Cohorts(
-            network, self.task, self.population, config, start.bytes_per_cost, cohort_threads(network), devices
-        )
-        crew: Crew
-        if workers is None:
-            crew = InProcess(self.population, self.local_round(kept, stop))
-        else:
-            crew = ByWorkers(workers, kept, stop)
-        identity = Identity("simulation", self.model_sha256)
-        transport: Transport = Simulation(crew, cohorts)
-        if are_rehearsed(config):
-            transport = Rehearsal(transport, config, identity)
-        server = self.server(transport, protection.sum, protection.rows, identity, start.state, kept)
-        return Federation(server, scorer)
+        """The run's federation before its first round. ``kept``: tensors that clients keep."""
+        return self.place.federation(self, start, kept, protection, stop, workers)

@@ -220,7 +220,7 @@ class Runner:
         promise = self.config.guarantee
         if promise.promises:
             spent: dict[str, Any] = {key: record[key] for key in ("epsilon", "epsilon_valid") if key in record}
-            self.guarantee = promise.record(spent, simulated=self.assembly.simulated)
+            self.guarantee = promise.record(spent, simulated=self.assembly.place.simulated)
             record["guarantee"] = sentence(self.guarantee)
 
     def _score(self, record: dict[str, Any], done: int) -> None:

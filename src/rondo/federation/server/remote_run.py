@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -75,43 +75,42 @@ def check(config: RunConfig) -> None:
 
 
 @dataclass(frozen=True)
-class RemoteRun(Assembly):
-    """The run ``run``, whose clients are at ``sites``."""
+class AtSites:
+    """The clients of the run ``saved.run`` are at ``sites``.
+
+    ``saved``: the state of a masked sum.
+    """
 
     sites: Sites
-    run: str
     saved: SavedSum
-    """The state of a masked sum."""
+    simulated: bool = False
 
-    @property
-    def simulated(self) -> bool:
-        return False
-
-    def start(self) -> Start:
+    def start(self, run: Assembly) -> Start:
         """Make the first state. No step is taken here, so none is measured."""
-        return Start(self.first_state(), 0.0)
+        return Start(run.first_state(), 0.0)
 
     def federation(
         self,
+        run: Assembly,
         start: Start,
         kept: MutableMapping[str, Params],
         protection: Protection,
-        stop: threading.Event | None = None,
-        workers: Workers | None = None,
+        stop: threading.Event | None,
+        workers: Workers | None,
     ) -> Federation:
         """The server, before its first round."""
-        config, identity = self.config, Identity(self.run, self.model_sha256)
+        config, identity = run.config, Identity(self.saved.run, run.model_sha256)
         enough = config.clients.per_round if config.clients.over_select else None
-        expected = config.clients.per_round or len(self.population.members)
+        expected = config.clients.per_round or len(run.population.members)
         transport = RemoteTransport(self.sites, identity, enough, expected if config.guarantee.secret_turnout else None)
         through: tuple[Transport, Sum] = (transport, protection.sum)
         if protection.masked is not None:
             rounds = MaskedRounds(transport, self.sites, protection.masked, self.saved, self.sites.tell)
             through = (rounds, rounds)
-        server = self.server(*through, protection.rows, identity, start.state, kept)
-        self.keep_tests()
+        server = run.server(*through, protection.rows, identity, start.state, kept)
+        run.keep_tests()
         remote = partial(RemoteScorer, server=server, transport=transport)
-        return Federation(server, self.scored_by(remote, kept))
+        return Federation(server, run.scored_by(remote, kept))
 
 
 class _Roll(Mapping[str, Member]):
@@ -229,15 +228,14 @@ def with_clients(
     return replace(assembly, population=replace(assembly.population, members=members))
 
 
-def at_sites(assembly: Assembly, sites: Sites, saved: SavedSum) -> RemoteRun:
+def at_sites(assembly: Assembly, sites: Sites, saved: SavedSum) -> Assembly:
     """The run ``saved.run``, whose clients are at ``sites``, which have been waited for."""
     examples = {c: n for c, n in sorted(sites.examples().items()) if c in assembly.population.members}
     clients = {c: {"train": n, "validation": 0, "labels": None} for c, n in examples.items()}
     rows = sum(examples.values())
     report = {**assembly.population.report, "clients": clients, "rows": rows, "rows_used": rows}
-    assembly = replace(assembly, population=replace(assembly.population, report=report))
-    parts = {f.name: getattr(assembly, f.name) for f in fields(assembly)}
-    return RemoteRun(**parts, sites=sites, run=saved.run, saved=saved)
+    population = replace(assembly.population, report=report)
+    return replace(assembly, population=population, place=AtSites(sites, saved))
 
 
 def plan_of(config: RunConfig, run: str, labels: tuple[str, ...] | None, model: str) -> Plan:
