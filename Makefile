@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Downloads with their progress, without the list of what is there already.
 PIP_SHOWS := --progress-bar on --disable-pip-version-check
 
-.PHONY: demo docs docs-zensical federate-demo test test-sweeps test-slow test-benchmarks test-papers test-federation check bench gpu dist wheel-day mutants clean
+.PHONY: demo docs docs-zensical federate-demo test test-sweeps test-slow test-benchmarks test-papers test-federation check method bench gpu dist wheel-day mutants clean
 
 demo: $(STAMP)
 	$(BIN)/rondo demo
@@ -70,6 +70,10 @@ docs-zensical: $(STAMP) $(VENV)/.docs
 $(VENV)/.docs: $(STAMP)
 	@$(BIN)/python -m pip install $(PIP_SHOWS) --quiet --constraint constraints.txt --editable ".[docs]"
 	@touch $@
+
+# The stubs of a method for low-rank factors: make method NAME=my-method
+method: $(STAMP)
+	$(BIN)/python tests/algorithms/new_method.py $(NAME)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/rounds.py

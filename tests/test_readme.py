@@ -70,23 +70,6 @@ def test_readme_configuration_lacks_only_its_files() -> None:
     assert {p.path for p in caught.value.problems} == {"data.source", "data.test_source"}
 
 
-def test_readme_table_of_methods() -> None:
-    """Methods for factors have a row each, the others and those of least squares share one."""
-    of_factors = {n for n in algorithms.names() if algorithms.entry(n).traits.needs_factors}
-    *rows, (others, _) = re.findall(r"^\| (`.+?`) \| (.+?) \|$", section(README, "Methods"), re.M)
-    assert rows == [(f"`{name}`", e.summary) for name, e in algorithms.TABLE.items() if name in of_factors]
-    assert others == ", ".join(f"`{name}`" for name in algorithms.TABLE if name not in of_factors)
-
-
-def test_full_table_of_methods() -> None:
-    rows = re.findall(r"^\| `.*\|$", METHODS.partition("\n## ")[0], re.M)
-    expected = []
-    for name, entry in algorithms.TABLE.items():
-        row = [f"`{name}`", entry.summary, *entry.flags, entry.up, entry.down, entry.whole, entry.paper]
-        expected.append(f"| {' | '.join(row)} |")
-    assert rows == expected
-
-
 def test_methods_with_rank_budgets() -> None:
     listed = names_in(section(METHODS, "Clients with different rank budgets"))
     assert listed == {n for n in algorithms.names() if algorithms.entry(n).traits.client_ranks}

@@ -7,11 +7,15 @@ import inspect
 import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 from declare import fields
+from page_tables import filled, tables
 
+import rondo
 from rondo import algorithms
 from rondo.algorithm import Algorithm
 from rondo.algorithms import TABLE, Entry, UnknownAlgorithm
@@ -26,6 +30,22 @@ def test_entry_agrees_with_its_class(name: str, entry: Entry) -> None:
     cls, algorithm = algorithms.load(name), algorithms.get(name)
     assert f"{cls.__module__}:{cls.__qualname__}" == entry.cls
     assert (entry.traits, entry.linear, dict(entry.fields)) == (algorithm.traits, algorithm.linear, fields(cls))
+
+
+def test_core_methods_are_the_seed_papers_or_have_a_claim() -> None:
+    own = {"rolora", "rolora-linear", "ffa-linear", "florg", "florg-unaligned", "fedrep", "fedrep-linear", "fedloru"}
+    own |= {"pfedloru", "mfedloru"}
+    for place in Path(rondo.__file__).parent.rglob("entries/*.toml"):
+        arms = tomllib.loads(place.read_text(encoding="utf-8"))["arms"].values()
+        own |= {arm["algorithm"]["name"] for arm in arms if "name" in arm.get("algorithm", {})}
+    assert {name for name, entry in TABLE.items() if entry.core} == own
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/methods.md"])
+def test_tables_of_methods_are_generated(page: str) -> None:
+    """After a change to the table, run tests/algorithms/page_tables.py."""
+    text = (Path(__file__).parents[2] / page).read_text(encoding="utf-8")
+    assert filled(text, tables()[page]) == text
 
 
 def test_declared_classes_are_those_of_the_table() -> None:

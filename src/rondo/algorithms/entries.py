@@ -45,6 +45,10 @@ class Entry:
     """Whole tensors that travel, up and down, of those that the method is given. A head that is local or frozen by
     ``model.head`` is not."""
 
+    core: bool = False
+    """Whether RoLoRA's, FLoRG's, FedRep's or FedLoRU's authors propose it, or a claim with a verdict rests on it
+    (``rondo reproduce list``). The others are *more methods*: lawful, and compared with nothing here."""
+
     @property
     def traits(self) -> Traits:
         """The traits that the class has with its default fields."""

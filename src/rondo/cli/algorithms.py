@@ -57,10 +57,14 @@ def list_(
     table = Table(box=None, pad_edge=False)
     for column in columns:
         table.add_column(column, overflow="fold")
-    for name, entry in algorithms.TABLE.items():
-        cells = (name, entry.summary, *entry.flags, entry.up, entry.whole, entry.paper)
-        table.add_row(*cells[: len(columns)])
+    for core in (True, False):
+        for name, entry in algorithms.TABLE.items():
+            cells = (name, entry.summary, *entry.flags, entry.up, entry.whole, entry.paper)
+            if entry.core == core:
+                table.add_row(*cells[: len(columns)])
+        table.add_section()
     console.print(table)
+    console.print("\nfirst the core methods, which claims rest on (rondo reproduce list), then more methods")
     if columns != _COLUMNS:
         console.print(f"\nrondo show NAME tells more of one; a terminal of {_WIDE} characters has a table of all")
         return

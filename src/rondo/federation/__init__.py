@@ -1,0 +1,1 @@
+"""Sites and a server over TLS: identities, contracts, letters, and what a site lets out."""

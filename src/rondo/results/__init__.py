@@ -1,0 +1,1 @@
+"""What follows a run: evaluate, predict, export, adapt, push, serve."""

@@ -7,6 +7,7 @@ from rondo.algorithms.entries import Entry
 
 ENTRIES: dict[str, Entry] = {
     "fedit": Entry(
+        core=True,
         cls="rondo.algorithms.factors.fedit:FedIT",
         summary="FedAvg of LoRA: both factors trained, sent and averaged",
         paper="Zhang et al. 2023",
@@ -16,6 +17,7 @@ ENTRIES: dict[str, Entry] = {
         down_numbers=formulas.both,
     ),
     "ffa-lora": Entry(
+        core=True,
         cls="rondo.algorithms.factors.ffa_lora:FFALoRA",
         summary="A frozen at a common random start; only B trained and averaged",
         paper="Sun et al., ICLR 2024",
@@ -25,6 +27,7 @@ ENTRIES: dict[str, Entry] = {
         down_numbers=formulas.up,
     ),
     "fed-sb": Entry(
+        core=True,
         cls="rondo.algorithms.factors.fed_sb:FedSB",
         summary="A and B frozen; only an r x r matrix between them trained and averaged",
         paper="Singhal et al. 2025",
@@ -34,6 +37,7 @@ ENTRIES: dict[str, Entry] = {
         down_numbers=formulas.square,
     ),
     "rolora": Entry(
+        core=True,
         cls="rondo.algorithms.factors.rolora:RoLoRA",
         summary="the factors take turns: B in one round, A in the next",
         paper="Chen et al. 2025",
@@ -52,6 +56,7 @@ ENTRIES: dict[str, Entry] = {
         down_numbers=formulas.down,
     ),
     "florg": Entry(
+        core=True,
         cls="rondo.algorithms.factors.florg:FLoRG",
         summary="one matrix per module; its Gram matrix averaged, the root aligned (Procrustes); "
         "starts off the pre-trained model unless offset",
@@ -62,6 +67,7 @@ ENTRIES: dict[str, Entry] = {
         down_numbers=formulas.gram,
     ),
     "florg-unaligned": Entry(
+        core=True,
         cls="rondo.algorithms.factors.florg_unaligned:FLoRGUnaligned",
         summary="FLoRG without the alignment (the paper's ablation); starts as FLoRG does",
         paper="Meng et al. 2026",
@@ -80,6 +86,7 @@ ENTRIES: dict[str, Entry] = {
         down_numbers=formulas.both,
     ),
     "flora": Entry(
+        core=True,
         cls="rondo.algorithms.factors.flora:FLoRA",
         summary="factors are stacked and added to the base; every round starts from fresh ones",
         paper="Wang et al., NeurIPS 2024",
@@ -89,6 +96,7 @@ ENTRIES: dict[str, Entry] = {
         down_numbers=formulas.stack,
     ),
     "fedex-lora": Entry(
+        core=True,
         cls="rondo.algorithms.factors.fedex_lora:FedExLoRA",
         summary="FedIT, and what averaging the factors loses is added to the base",
         paper="Singhal et al. 2024",
@@ -107,6 +115,7 @@ ENTRIES: dict[str, Entry] = {
         down_numbers=formulas.both,
     ),
     "fedsvd": Entry(
+        core=True,
         cls="rondo.algorithms.factors.fedsvd:FedSVD",
         summary="FFA-LoRA whose A turns into the singular vectors of what was learned",
         paper="Lee et al. 2025",
@@ -134,6 +143,7 @@ ENTRIES: dict[str, Entry] = {
         down_numbers=formulas.both,
     ),
     "fedloru": Entry(
+        core=True,
         cls="rondo.algorithms.factors.fedloru:FedLoRU",
         summary="FedIT whose factors are added to the base every tau rounds",
         paper="Park et al. 2024",
@@ -143,6 +153,7 @@ ENTRIES: dict[str, Entry] = {
         down_numbers=formulas.accumulated,
     ),
     "pfedloru": Entry(
+        core=True,
         cls="rondo.algorithms.factors.pfedloru:PFedLoRU",
         summary="FedLoRU beside a personal pair of factors",
         paper="Park et al. 2024",
@@ -152,6 +163,7 @@ ENTRIES: dict[str, Entry] = {
         down_numbers=formulas.accumulated,
     ),
     "mfedloru": Entry(
+        core=True,
         cls="rondo.algorithms.factors.mfedloru:MFedLoRU",
         summary="FedLoRU whose clients change A and B by nested factors of their rank",
         paper="Park et al. 2024",
@@ -188,6 +200,7 @@ ENTRIES: dict[str, Entry] = {
         down_numbers=formulas.sparse,
     ),
     "lora-a2": Entry(
+        core=True,
         cls="rondo.algorithms.factors.lora_a2:LoRAA2",
         summary="RoLoRA whose clients train and send only the slots that matter most to them; "
         "without client ranks they keep all",

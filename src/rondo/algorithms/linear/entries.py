@@ -7,6 +7,7 @@ from rondo.algorithms.entries import Entry
 
 ENTRIES: dict[str, Entry] = {
     "rolora-linear": Entry(
+        core=True,
         cls="rondo.algorithms.linear.rolora_linear:RoLoRALinear",
         summary="RoLoRA for linear regression: exact B in one round, a gradient step on unit A in the next",
         paper="Chen et al. 2025",
@@ -17,6 +18,7 @@ ENTRIES: dict[str, Entry] = {
         whole="none",
     ),
     "ffa-linear": Entry(
+        core=True,
         cls="rondo.algorithms.linear.ffa_linear:FFALinear",
         summary="FFA-LoRA for linear regression: A frozen, B exact",
         paper="Chen et al. 2025",
@@ -27,6 +29,7 @@ ENTRIES: dict[str, Entry] = {
         whole="none",
     ),
     "fedrep-linear": Entry(
+        core=True,
         cls="rondo.algorithms.linear.fedrep_linear:FedRepLinear",
         summary="FedRep for linear regression: exact personal heads, a gradient step on the representation, QR; "
         "starts from moments",

@@ -7,6 +7,7 @@ from rondo.algorithms.entries import Entry
 
 ENTRIES: dict[str, Entry] = {
     "fedavg": Entry(
+        core=True,
         cls="rondo.algorithms.whole.fedavg:FedAvg",
         summary="everything that is trained is sent and averaged: whole tensors, factors, or both",
         paper="McMahan et al., AISTATS 2017",
@@ -25,6 +26,7 @@ ENTRIES: dict[str, Entry] = {
         down_numbers=formulas.both,
     ),
     "fedper": Entry(
+        core=True,
         cls="rondo.algorithms.whole.fedper:FedPer",
         summary="body and head trained together; the body averaged, the head stays with its client",
         paper="Arivazhagan et al. 2019",
@@ -45,6 +47,7 @@ ENTRIES: dict[str, Entry] = {
         whole="head",
     ),
     "fedrep": Entry(
+        core=True,
         cls="rondo.algorithms.whole.fedrep:FedRep",
         summary="a personal head trained first, then the shared body below it; the head never travels",
         paper="Collins et al., ICML 2021",
@@ -55,6 +58,7 @@ ENTRIES: dict[str, Entry] = {
         whole="body",
     ),
     "local": Entry(
+        core=True,
         cls="rondo.algorithms.whole.local:LocalTraining",
         summary="every client trains its own model alone; nothing travels",
         paper="Collins et al., ICML 2021",
@@ -75,6 +79,7 @@ ENTRIES: dict[str, Entry] = {
         whole="twice all",
     ),
     "ditto": Entry(
+        core=True,
         cls="rondo.algorithms.whole.ditto:Ditto",
         summary="FedAvg, and a personal model held near the global one",
         paper="Li et al., ICML 2021",

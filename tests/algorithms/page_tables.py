@@ -1,0 +1,44 @@
+"""Writes the tables of methods in README.md and docs/methods.md, after declare.py has run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rondo import algorithms
+
+ROOT = Path(__file__).parents[2]
+
+
+def tables() -> dict[str, str]:
+    """The tables of methods on pages, by page: the core methods, then the others."""
+    core = {name: entry for name, entry in algorithms.TABLE.items() if entry.core}
+    more = {name: entry for name, entry in algorithms.TABLE.items() if not entry.core}
+    short = "| name | what it does |\n|---|---|\n" + "".join(f"| `{n}` | {e.summary} |\n" for n, e in core.items())
+    short += f"\nMore methods, which no claim rests on: {', '.join(f'`{name}`' for name in more)}.\n"
+    head = (
+        "| name | what it does | exact | linear | personal | up | down | whole tensors | paper |\n" + "|---" * 9 + "|\n"
+    )
+    rows = [
+        "".join(
+            f"| {' | '.join([f'`{n}`', e.summary, *e.flags, e.up, e.down, e.whole, e.paper])} |\n"
+            for n, e in part.items()
+        )
+        for part in (core, more)
+    ]
+    return {
+        "README.md": short,
+        "docs/methods.md": f"{head}{rows[0]}\n**More methods**, which no claim rests on:\n\n{head}{rows[1]}",
+    }
+
+
+def filled(page: str, table: str) -> str:
+    """``page`` with ``table`` between its marks."""
+    start, end = "<!-- methods: tests/algorithms/page_tables.py -->\n", "<!-- end of methods -->\n"
+    before, _, rest = page.partition(start)
+    return f"{before}{start}{table}{end}{rest.partition(end)[2]}"
+
+
+if __name__ == "__main__":
+    for page, table in tables().items():
+        path = ROOT / page
+        path.write_text(filled(path.read_text(encoding="utf-8"), table), encoding="utf-8")
