@@ -247,7 +247,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AbstractContextM
 
     @contextmanager
     def dying(name: str, at: int, *, whole: bool) -> Iterator[None]:
-        from rondo.runs.storage import durable
+        from rondo.records import durable
 
         real, calls = durable._write, itertools.count()
 

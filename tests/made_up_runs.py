@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rondo.reproduce.entry import Entry
-from rondo.reproduce.trials import Trials
+from rondo.study.claims.entry import Entry
+from rondo.study.claims.trials import Trials
 
 CONFIG: dict[str, Any] = {
     "model": {"name": "builtin:linear"},

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rondo.runs.storage import durable
+from rondo.records import durable
 from small_runs import reviews, save_tiny_bert, settings
 
 ROOT = Path(__file__).parents[1]
@@ -85,7 +85,7 @@ def test_run_without_posix(tmp_path: Path) -> None:
         (folder / name).write_bytes(rows.encode())
     data = {"source": str(folder / "Zeilen ä.csv"), "test_source": str(folder / "Prüfung.csv")}
     from rondo.config import load
-    from rondo.runs.storage.directory import to_toml
+    from rondo.records.directory import to_toml
 
     config = load(settings(bert, data=data, rounds=2))
     (folder / "läuft.toml").write_bytes(to_toml(config).replace("\n", "\r\n").encode())

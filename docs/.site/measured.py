@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 from rondo import algorithms
-from rondo.reproduce import entry as entries
+from rondo.study.claims import entry as entries
 
 HERE = Path(__file__).parent
 BYTES, PAGE, FACTS = HERE / "bytes.json", HERE.parent / "reference" / "measured.md", HERE.parent / "results" / "facts"

@@ -11,7 +11,7 @@ import sys
 import tarfile
 from pathlib import Path
 
-from rondo.runs.storage.manifest import rows_of
+from rondo.records.manifest import rows_of
 
 RUNS = Path(__file__).parents[1] / "results" / "runs"
 KEPT = ("manifest.json", "metrics.jsonl", "summary.json", "partition.json")

@@ -52,16 +52,16 @@ if TYPE_CHECKING:
     from rondo.results.export import Exported, export
     from rondo.results.hessian import HessianSpectrum, hessian
     from rondo.results.predict import predict
-    from rondo.runs.compare import Comparison, compare
     from rondo.runs.runner import resume, run
     from rondo.runs.watching.result import RunResult
+    from rondo.study.compare import Comparison, compare
 
 _HOMES = {
     "run": "runs.runner",
     "resume": "runs.runner",
     "RunResult": "runs.watching.result",
-    "compare": "runs.compare",
-    "Comparison": "runs.compare",
+    "compare": "study.compare",
+    "Comparison": "study.compare",
     "export": "results.export",
     "Exported": "results.export",
     "Verification": "models.forms.model",

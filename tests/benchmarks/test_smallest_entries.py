@@ -11,10 +11,10 @@ import pytest
 from made_up import write_data
 
 from rondo.data.demo import homes
-from rondo.reproduce import entry as entries
-from rondo.reproduce.findings import findings
-from rondo.reproduce.trials import Trials
-from rondo.tune.tuning import merge, nested
+from rondo.study.claims import entry as entries
+from rondo.study.claims.findings import findings
+from rondo.study.claims.trials import Trials
+from rondo.study.tune.tuning import merge, nested
 
 ROWS = {
     "mnist/mnist.npz": "grey.npz",

@@ -25,7 +25,7 @@ from rondo.algorithms.compatible import refused
 from rondo.algorithms.table import TABLE
 from rondo.config import load, reference
 from rondo.engine.scoring import Scorer
-from rondo.runs.storage.directory import to_toml
+from rondo.records.directory import to_toml
 from small_runs import copy_of, reviews, save_tiny_bert, settings, write_rows
 
 Invoke = Callable[..., tuple[int, str]]

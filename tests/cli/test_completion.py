@@ -23,7 +23,7 @@ from rondo.cli import completion, main
 from rondo.config import ConfigError, load
 from rondo.config.papers import writer
 from rondo.config.reference import Key, sections
-from rondo.reproduce import entry
+from rondo.study.claims import entry
 
 FILE = Path(completion.__file__).with_name("words.tsv")
 KINDS = ["iid", "dirichlet", "shards", "classes", "natural", "lognormal"]

@@ -23,7 +23,7 @@ from rondo.config import ConfigError, RunConfig, checks, load
 from rondo.config.checks import client_checks
 from rondo.config.explain import unknown_key
 from rondo.config.load import located
-from rondo.runs.storage.directory import to_toml
+from rondo.records.directory import to_toml
 
 NAN, INF = float("nan"), float("inf")
 
@@ -664,7 +664,7 @@ def test_faults_are_found_soon_and_without_torch(tmp_path: Path) -> None:
     file.write_text('[algorithm]\nname = "rolra"\n[train]\nlocal_steps = 1\nlocal_epochs = 1\n')
     code = """
         import sys, time
-        import rondo, rondo.runs.storage.directory
+        import rondo, rondo.records.directory
         from rondo.config import ConfigError, load
         load({"algorithm": {"name": "florg", "bases": "svd"}})
         try:

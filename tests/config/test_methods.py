@@ -9,7 +9,7 @@ import pytest
 
 from rondo.config.load import load, method_tables
 from rondo.errors import ConfigError
-from rondo.runs.storage.directory import to_toml
+from rondo.records.directory import to_toml
 
 FILE = """
 rounds = 3

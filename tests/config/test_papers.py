@@ -18,7 +18,7 @@ from rondo.config.editors import HEADING
 from rondo.config.load import load
 from rondo.config.papers import writer
 from rondo.config.papers.rows import SETTINGS, read
-from rondo.runs import compare
+from rondo.study import compare
 
 PUBLISHED = next((path for p in Path(__file__).parents if (path := p / "shared" / "published").is_dir()), Path())
 published = pytest.mark.skipif(Path() == PUBLISHED, reason="the papers' tables are not here")
@@ -213,7 +213,7 @@ HYPERPARAMETERS: dict[tuple[str, str, str], Any] = {
 """Each line of the papers' hyperparameters (paper, data set, key): the rows with their key and value, or a passage of
 their text."""
 IN_ENTRIES = {("fedrep", "synthetic fig3", "d;k;m;r"): "10;2;5;0.1", ("fedrep", "synthetic fig4", "n;d;k"): "100;20;2"}
-"""Lines that entries of ``rondo reproduce`` have in place of rows, with the values in tests/reproduce/test_entries."""
+"""Lines that entries of ``rondo reproduce`` have in place of rows, with the values in tests/study/claims/test_entries."""
 IN_TENTHS = {("fedrep", "PerFedAvg", "inner_lr;support;target"): {8, 2}}
 """Eight rows to two are a support of 0.8."""
 MORE: tuple[tuple[tuple[str, str, str], Any, str, Any], ...] = (

@@ -15,7 +15,7 @@ import tomli_w
 
 import rondo
 from pages import ROOT, Fence, fences
-from rondo.reproduce import entry as entries
+from rondo.study.claims import entry as entries
 from small_runs import reviews, save_tiny_bert, settings
 
 PAGES = [

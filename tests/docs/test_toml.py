@@ -14,7 +14,7 @@ from pages import ROOT, fences
 from rondo import config
 from rondo.errors import ConfigError
 from rondo.federation.site.contract import Contract
-from rondo.tune.tuning import Tuning
+from rondo.study.tune.tuning import Tuning
 
 PAGES = [
     "README.md",

@@ -35,8 +35,8 @@ from rondo.federation.site.audit import FILE, Audit, lines
 from rondo.federation.site.desk import Desk
 from rondo.federation.site.line.supernode import SuperNode
 from rondo.federation.site.run import SiteSetup, take_part
+from rondo.records import durable
 from rondo.report import pictures
-from rondo.runs.storage import durable
 
 PATIENCE = 120.0
 """Seconds after which a test waits no longer."""

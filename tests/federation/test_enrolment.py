@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from rondo.errors import ConfigError
 from rondo.federation.identity import enrolment, files, keys, request
 from rondo.federation.identity.roster import Enrolled, Roster, alike
-from rondo.runs.storage import durable
+from rondo.records import durable
 
 
 def pem(key: Any) -> str:

@@ -19,7 +19,7 @@ from rondo.errors import ConfigError
 from rondo.federation.identity import certificates, enrolment, files, keys, request, site_keys
 from rondo.federation.identity.keys import SiteKeys
 from rondo.federation.identity.roster import Enrolled, Roster
-from rondo.runs.storage import durable
+from rondo.records import durable
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ import rondo
 from rondo.federation import environment
 from rondo.federation.plan import Consent
 from rondo.federation.server.status import status_lines
-from rondo.runs.storage.durable import Journal
+from rondo.records.durable import Journal
 from rondo.runs.watching.progress import Quiet
 
 config = partial(configuration, task=LABELS)

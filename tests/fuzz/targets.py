@@ -30,8 +30,8 @@ with atheris.instrument_imports(include=["rondo"]):
     from rondo.engine.server.ledger import Ledger
     from rondo.engine.wire import serialization
     from rondo.engine.wire.envelope import Envelope, Rejected, decode_upload, encode_upload
+    from rondo.records.durable import Position
     from rondo.runs.storage import checkpoint, client_store
-    from rondo.runs.storage.durable import Position
 
 
 LARGE_HEADER = 2**18

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from rondo.report import comparisons, drawing, pictures
+from rondo.records.summary import best_so_far
+from rondo.report import drawing, pictures
 from rondo.report.rows import account
-from rondo.report.summary import best_so_far
 from rondo.report.terminal import human_bytes, summary_table
+from rondo.study import pictures as comparisons
 from small_runs import WHOLE
 
 pytestmark = pytest.mark.usefixtures("drawn_pictures")

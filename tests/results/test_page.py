@@ -16,10 +16,10 @@ import pytest
 import rondo
 from kinds_of_runs import configured
 from rondo.errors import ConfigError
+from rondo.records import durable
 from rondo.results.page import html, state, write
 from rondo.results.serving import serving
 from rondo.results.watch import watch
-from rondo.runs.storage import durable
 
 Invoke = Callable[..., tuple[int, str]]
 

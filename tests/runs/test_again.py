@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 import rondo
 from rondo.cli.app import app
 from rondo.config.load import load
+from rondo.records.directory import RunDirectory
 from rondo.runs.again import clear
-from rondo.runs.storage.directory import RunDirectory
 from small_runs import reviews, save_tiny_bert, settings
 
 pytestmark = pytest.mark.usefixtures("no_pictures")

@@ -9,7 +9,7 @@ import pytest
 
 import rondo
 from kinds_of_runs import configured, make_sources
-from rondo.report.summary import costs
+from rondo.records.summary import costs
 
 
 @pytest.fixture(scope="module")

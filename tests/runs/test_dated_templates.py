@@ -15,7 +15,7 @@ from choice_rows import byte_pairs, questions, save_tiny_llama
 from rondo.config import load
 from rondo.config.inputs import TaskConfig
 from rondo.errors import ConfigError, RunInterrupted
-from rondo.runs.storage.directory import RunDirectory
+from rondo.records.directory import RunDirectory
 from rondo.tasks.language import causal_lm, conversation
 from small_runs import settings, write_rows
 

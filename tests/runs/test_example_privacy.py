@@ -29,10 +29,10 @@ from rondo.models.loading.peft import read_tensors
 from rondo.privacy.accounts.account import Account, read
 from rondo.privacy.accounts.accountant import epsilon, epsilon_of_steps
 from rondo.privacy.accounts.rows import RowAccount
+from rondo.records.directory import RunDirectory
 from rondo.runs import runner
 from rondo.runs.private import row_account
 from rondo.runs.runner import RunResult
-from rondo.runs.storage.directory import RunDirectory
 from small_runs import settings
 
 pytest.importorskip("dp_accounting")

@@ -16,8 +16,8 @@ import rondo
 from methods import every_method
 from rondo.cli import app
 from rondo.errors import ConfigError
+from rondo.records.directory import RunDirectory
 from rondo.runs import launch
-from rondo.runs.storage.directory import RunDirectory
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
 METHODS = ("fedit", "rolora", "florg", "fedsa-lora", "fedloru", "scaffold")

@@ -20,7 +20,7 @@ from rondo.cli.app import app
 from rondo.config import load
 from rondo.lowrank import GrowingSum, LowRank
 from rondo.models.forms.own_network import OwnModel
-from rondo.runs.storage.directory import RunDirectory
+from rondo.records.directory import RunDirectory
 
 METHOD = "own_task:FedAvg"
 

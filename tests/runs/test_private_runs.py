@@ -15,8 +15,8 @@ from kinds_of_runs import make_sources, outcome
 from rondo.config import ConfigError, load
 from rondo.errors import DiskFailed, RunInterrupted
 from rondo.privacy.accounts.account import read
+from rondo.records.directory import RunDirectory
 from rondo.runs.private import account_of_shares, private_sum
-from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.watching.progress import Quiet
 from small_runs import settings
 

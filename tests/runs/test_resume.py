@@ -25,10 +25,10 @@ from rondo.cli import main
 from rondo.config import ConfigError, load
 from rondo.errors import RunStopped
 from rondo.params import everything
+from rondo.records.directory import RunDirectory
 from rondo.runs import launch, runner
 from rondo.runs.assemble import assemble
 from rondo.runs.loop import Onlooker, Runner
-from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.watching.progress import Quiet
 from small_runs import copy_of, reviews, save_tiny_bert, settings, write_rows
 from tiny_federation import ALLOWED
@@ -321,7 +321,7 @@ def command(*arguments: str) -> int:
 @pytest.fixture(scope="module")
 def written(sources: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A configuration file for 20 rounds, and beside it the run of it, ``whole``."""
-    from rondo.runs.storage.directory import to_toml
+    from rondo.records.directory import to_toml
 
     path = tmp_path_factory.mktemp("written") / "run.toml"
     path.write_text(to_toml(load(run_settings(*sources, "fedsa-lora", rounds=20))))
@@ -543,7 +543,7 @@ def test_resume_on_a_disk_that_cannot_be_written_is_told(
 
 
 def test_second_process_in_one_directory_is_refused(started: Callable[[str], Started], tmp_path: Path) -> None:
-    from rondo.runs.storage import durable
+    from rondo.records import durable
 
     cut_off(started("rolora"), tmp_path / "cut", 1)
     with durable.locked(tmp_path / "cut"), pytest.raises(ConfigError, match="another process is running in"):

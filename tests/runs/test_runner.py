@@ -218,7 +218,7 @@ def test_adapter_loads_in_stock_peft(finished: runner.RunResult, bert: Path) -> 
 
 
 def test_dict_path_and_configuration_run_the_same(bert: Path, data: Path, tmp_path: Path) -> None:
-    from rondo.runs.storage.directory import to_toml
+    from rondo.records.directory import to_toml
 
     config = settings(bert, data={"source": str(data)})
     file = tmp_path / "run.toml"

@@ -15,12 +15,13 @@ from rich.console import Console
 import rondo
 from rondo.config import load
 from rondo.errors import RunStopped
-from rondo.report import comparisons, drawing
+from rondo.records.directory import RunDirectory
+from rondo.report import drawing
 from rondo.report.terminal import comparison_table, summary_table
 from rondo.results.page import html
-from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.watching.result import RunResult
-from rondo.tune.trial import Runs, Trial
+from rondo.study import pictures as comparisons
+from rondo.study.tune.trial import Runs, Trial
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
 pytest.importorskip("dp_accounting")

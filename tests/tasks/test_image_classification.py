@@ -17,8 +17,8 @@ from rondo.config.schema import ClientsConfig, TrainConfig
 from rondo.data.demo.digits import digits
 from rondo.engine.client.trainer import CohortTrainer
 from rondo.errors import ConfigError
+from rondo.records.directory import RunDirectory
 from rondo.report.rows import account
-from rondo.runs.storage.directory import RunDirectory
 from rondo.tasks.images.batches import cropped_and_flipped, normalized
 from rondo.tasks.images.image_classification import ImageClassification
 from rondo.tasks.images.reading import opened

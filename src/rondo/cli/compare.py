@@ -59,7 +59,7 @@ def compare(
 ) -> None:
     """Compare several algorithms on the same data, split, seeds and rounds: a table and a picture."""
     with user_errors():
-        from rondo.runs import compare
+        from rondo.study import compare
 
         axes, names = compare.varied(vary or []), _named(algorithms, every)
         variants = compare.plan(names, config, sets=sets or [], vary=axes, seeds=numbers(seeds))
@@ -97,8 +97,8 @@ def _compared(variants: Any, out: str | None, question: Any, device: str, proces
     """Run the comparison with progress bars and a final table."""
     from rondo.errors import visible
     from rondo.report.terminal import comparison_table, plain_console
-    from rondo.runs import compare
     from rondo.runs.watching.progress import progress
+    from rondo.study import compare
 
     console, told = plain_console(), set[str]()  # all runs have the same rows, so their account is given once
     quiet_libraries()

@@ -49,7 +49,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 def _resuming(run_dir: Path) -> str:
     """The words that say how an interrupted run goes on."""
     from rondo.config.checks import own_names
-    from rondo.runs.storage.directory import RunDirectory
+    from rondo.records.directory import RunDirectory
 
     flag = " --allow-code" if own_names(RunDirectory(run_dir).config()) else ""
     return f"{RunInterrupted(run_dir)}\ngo on with: rondo resume {shlex.quote(str(run_dir))}{flag}"

@@ -17,7 +17,7 @@ from rondo.cli.process import USER_ERROR, quiet_libraries, repeated, stoppable, 
 from rondo.errors import headed
 
 if TYPE_CHECKING:
-    from rondo.reproduce.trials import Trials
+    from rondo.study.claims.trials import Trials
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
@@ -37,8 +37,8 @@ def reproduce(
 ) -> None:
     """Decide claims of the papers: make the runs that are missing, cheapest entry first, and write the verdicts."""
     with user_errors(), headed("rondo reproduce"):
-        from rondo.reproduce import entry as entries
-        from rondo.runs.parallel import check_processes
+        from rondo.study.claims import entry as entries
+        from rondo.study.parallel import check_processes
 
         if name == "list":
             for one in entries.names():
@@ -69,9 +69,9 @@ def _decide(names: list[str], data: Path, out: Path, pages: Path, device: str, p
     """Decide entries, the cheapest first. Of several, one that cannot be is left out with a line; unless its data are
     not there, the command then ends as for a fault of the input."""
     from rondo.errors import ConfigError, visible
-    from rondo.reproduce import entry as entries
-    from rondo.reproduce.trials import Trials
-    from rondo.runs.storage import durable
+    from rondo.records import durable
+    from rondo.study.claims import entry as entries
+    from rondo.study.claims.trials import Trials
 
     for option, folder in (("--out", out), ("--pages", pages)):
         if (why := durable.no_folder(folder)) is not None:
@@ -104,7 +104,7 @@ def _decide(names: list[str], data: Path, out: Path, pages: Path, device: str, p
 
 def _decide_one(trials: Trials, pages: Path, device: str, processes: int, stop: Any, end: float) -> None:
     from rondo.errors import visible
-    from rondo.reproduce import page
+    from rondo.study.claims import page
 
     trials.check_done(trials.here(), device, "rondo reproduce")
     if stale := [arm for arm in trials.entry.tuned if trials.entry.kept(arm) is None]:

@@ -162,7 +162,7 @@ def must_be_new(to: Path, command: str) -> None:
 
 def write_rows(to: Path, rows: list[dict[str, Any]], command: str) -> None:
     """Write rows to a .csv or .jsonl file. Raises :class:`ConfigError`."""
-    from rondo.runs.storage import durable
+    from rondo.records import durable
 
     try:
         durable.write(to, _text(rows, to.suffix).encode())

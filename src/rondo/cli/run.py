@@ -74,7 +74,7 @@ def resume(
 ) -> None:
     """Continue a run after its last committed round."""
     with user_errors(), headed("rondo resume"):
-        from rondo.runs.storage.directory import RunDirectory
+        from rondo.records.directory import RunDirectory
 
         directory = RunDirectory.open(run_dir)
         before, federated = directory.config(), (directory.path / "federation.json").is_file()

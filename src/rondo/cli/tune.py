@@ -61,8 +61,8 @@ def tune(
     """Search one grid for several methods, on rows held out of the training rows, and write the values of each."""
     with user_errors(), headed(_SOURCE):
         from rondo.cli.compare import listed, numbers
-        from rondo.runs.parallel import check_processes
-        from rondo.tune.methods import Asked, Methods
+        from rondo.study.parallel import check_processes
+        from rondo.study.tune.methods import Asked, Methods
 
         check_processes(processes, _SOURCE)
         if (given := _entry(target)) is not None:
@@ -82,7 +82,7 @@ def tune(
 def _entry(target: str) -> str | None:
     """The text of the entry ``target``; None for a configuration."""
     from rondo.config import toml_file
-    from rondo.reproduce import entry as entries
+    from rondo.study.claims import entry as entries
 
     if target in entries.names() or not (target.endswith(".toml") or Path(target).exists()):
         return entries.text(target)
@@ -115,9 +115,9 @@ def _tune_entry(target: str, text: str, to: Path | None, data: Path, out: Path, 
     import tomllib
 
     from rondo.errors import ConfigError
-    from rondo.reproduce import entry as entries
-    from rondo.reproduce.trials import Trials
-    from rondo.tune.chosen import with_tuned
+    from rondo.study.claims import entry as entries
+    from rondo.study.claims.trials import Trials
+    from rondo.study.tune.chosen import with_tuned
 
     entry = entries.parsed(tomllib.loads(text), target).model_copy(update={"tuned": {}})
     if entry.tuning is None:
@@ -157,7 +157,7 @@ def _searched(work: Any, device: str, processes: int) -> Any:
 
 def _write(file: Path, text: str) -> None:
     from rondo.errors import ConfigError
-    from rondo.runs.storage import durable
+    from rondo.records import durable
 
     try:
         durable.write(file, text.encode())

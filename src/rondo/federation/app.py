@@ -45,9 +45,9 @@ from rondo.federation.server.saved_sum import SavedSum
 from rondo.federation.server.sites import Sites
 from rondo.federation.site.contract import Contract
 from rondo.federation.site.desk import Desk, Exhausted
+from rondo.records import durable
 from rondo.runs import launch
 from rondo.runs.loop import Onlooker
-from rondo.runs.storage import durable
 from rondo.runs.watching.progress import Lines
 
 _EVERY = 0.5

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from rondo.errors import ConfigError
-from rondo.runs.storage import durable
+from rondo.records import durable
 
 FILE = "program"
 """The file of a site's folder with the ids of its last programs, the newest first."""

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from rondo.errors import visible
 from rondo.privacy.guarantee import Guarantee, sentences
-from rondo.report.summary import WITHHELD
+from rondo.records.summary import WITHHELD
 
 
 def plain_console(**options: Any) -> Console:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rondo.errors import visible
-from rondo.report.page.recorded import Recorded
+from rondo.records.recorded import Recorded
 from rondo.report.page.scores import scores_of
 from rondo.report.terminal import human_bytes
 

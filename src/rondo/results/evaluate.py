@@ -14,14 +14,14 @@ from rondo.data.files.tables import Table
 from rondo.errors import ConfigError, headed
 from rondo.models.networks.network import Base
 from rondo.params import Params
+from rondo.records.directory import RunDirectory
+from rondo.records.manifest import OPEN_ANYWAY, must_equal
 from rondo.results.reopen import handed_over, is_result, reopen
 from rondo.runs import server_tests
 from rondo.runs.assemble import assemble
 from rondo.runs.assembly import Assembly
 from rondo.runs.samples import predictor
 from rondo.runs.server_tests import MORE, TEST
-from rondo.runs.storage.directory import RunDirectory
-from rondo.runs.storage.manifest import OPEN_ANYWAY, must_equal
 from rondo.tasks.task import Example
 
 _DATA = "--data"

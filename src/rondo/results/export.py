@@ -14,11 +14,11 @@ from rondo.models.forms.model import Form, Model, Verification
 from rondo.models.networks.network import Base
 from rondo.params import Params
 from rondo.privacy.guarantee import of_model
+from rondo.records import durable
+from rondo.records.directory import RunDirectory
 from rondo.results.reopen import Reopened, reopen
 from rondo.runs.assemble import assemble
 from rondo.runs.card import Facts, card, save
-from rondo.runs.storage import durable
-from rondo.runs.storage.directory import RunDirectory
 from rondo.tasks.task import Batch
 
 

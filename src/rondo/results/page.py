@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rondo.errors import ConfigError
+from rondo.records import durable
+from rondo.records.read import claims, folders, read, stopped
 from rondo.report.page.document import MARK, page
-from rondo.results.recorded import claims, folders, read, stopped
-from rondo.runs.storage import durable
 
 _WATCHED = ("config.toml", "manifest.json", "partition.json", "metrics.jsonl", "summary.json", "sites.json")
 

@@ -23,13 +23,13 @@ from rondo.models.forms.module import WEIGHTS
 from rondo.models.forms.own_network import RESULT
 from rondo.models.networks.network import Base
 from rondo.params import Params
+from rondo.records.directory import RunDirectory
+from rondo.records.manifest import OPEN_ANYWAY, must_equal, recorded
 from rondo.runs.assemble import assemble
 from rondo.runs.assembly import Assembly
 from rondo.runs.card import CONFIG, RECORD
 from rondo.runs.storage import checkpoint
 from rondo.runs.storage.checkpoint import Checkpoint
-from rondo.runs.storage.directory import RunDirectory
-from rondo.runs.storage.manifest import OPEN_ANYWAY, must_equal, recorded
 from rondo.tasks.make import task_class
 
 

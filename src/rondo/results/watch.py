@@ -10,11 +10,11 @@ from typing import Literal, TypeAlias
 from rich.live import Live
 
 from rondo.errors import visible
-from rondo.report.page.recorded import Recorded
+from rondo.records import durable
+from rondo.records.read import read
+from rondo.records.recorded import Recorded
 from rondo.report.terminal import plain_console
 from rondo.report.watched import cells, columns, title, view
-from rondo.results.recorded import read
-from rondo.runs.storage import durable
 
 State: TypeAlias = Literal["running", "finished", "not running"]
 

@@ -11,10 +11,10 @@ from rondo.config.load import located
 from rondo.config.schema import RunConfig
 from rondo.config.track import PACKAGES
 from rondo.errors import ConfigError, Problem
+from rondo.records import durable
+from rondo.records.directory import RunDirectory
+from rondo.records.manifest import RESUME_ANYWAY, must_equal, recorded
 from rondo.runs.given import Given
-from rondo.runs.storage import durable
-from rondo.runs.storage.directory import RunDirectory
-from rondo.runs.storage.manifest import RESUME_ANYWAY, must_equal, recorded
 
 _FILES = (
     "manifest.json",  # first: without it the folder no longer counts as a run

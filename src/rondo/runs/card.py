@@ -17,9 +17,9 @@ from rondo.models.forms.model import Form, Model
 from rondo.models.loading.pretrained import public_name
 from rondo.models.networks.network import Base
 from rondo.params import Params
+from rondo.records.directory import to_toml
 from rondo.report.terminal import score_rows
 from rondo.runs.assembly import Assembly
-from rondo.runs.storage.directory import to_toml
 
 CONFIG = "rondo.toml"
 """The configuration of the run, in the folder of each result."""

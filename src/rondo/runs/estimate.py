@@ -14,7 +14,7 @@ from rondo.config.schema import RunConfig
 from rondo.engine.client.cohorts import Cohorts, cohort_threads
 from rondo.engine.client.memory import freed_memory_kept
 from rondo.privacy.sums.sampling import sample
-from rondo.report.summary import totals
+from rondo.records.summary import totals
 from rondo.report.terminal import human_bytes
 from rondo.runs.assemble import assemble
 from rondo.runs.assembly import Assembly

@@ -17,13 +17,13 @@ from rondo.config.schema import RunConfig
 from rondo.engine.client.memory import budget
 from rondo.engine.crew import Workers
 from rondo.errors import ConfigError, Problem
+from rondo.records import durable
+from rondo.records.directory import RunDirectory
+from rondo.records.durable import written
+from rondo.records.manifest import RESUME_ANYWAY, environment, must_equal, recorded
 from rondo.runs.again import clear
 from rondo.runs.assembly import Assembly
 from rondo.runs.loop import Onlooker, Runner
-from rondo.runs.storage import durable
-from rondo.runs.storage.directory import RunDirectory
-from rondo.runs.storage.durable import written
-from rondo.runs.storage.manifest import RESUME_ANYWAY, environment, must_equal, recorded
 from rondo.runs.tracking.observer import tracked
 from rondo.runs.watching.result import RunResult
 from rondo.runs.workers.places import KEYS

@@ -20,18 +20,19 @@ from rondo.engine.transport import Observer
 from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested, visible
 from rondo.models.kernels.out_of_memory import is_out_of_memory
 from rondo.privacy.guarantee import of_model, sentence
+from rondo.records import durable
+from rondo.records.directory import RunDirectory
+from rondo.records.durable import Journal, written
+from rondo.records.summary import best_so_far, totals
 from rondo.report import pictures
-from rondo.report.summary import best_so_far, totals
 from rondo.runs.assembly import Assembly, Federation, Start
 from rondo.runs.baseline import local_only
 from rondo.runs.card import Facts, card, save
 from rondo.runs.private import protection
 from rondo.runs.samples import answered, sample_scores, samples
-from rondo.runs.storage import checkpoint, durable
+from rondo.runs.storage import checkpoint
 from rondo.runs.storage.checkpoint import Checkpoint
 from rondo.runs.storage.client_store import Kept
-from rondo.runs.storage.directory import RunDirectory
-from rondo.runs.storage.durable import Journal, written
 from rondo.runs.watching.progress import round_line
 from rondo.runs.watching.result import RunResult
 

@@ -27,9 +27,9 @@ from rondo.privacy.mechanism.noise import KEY_BYTES
 from rondo.privacy.sums.masked_sum import MaskedSum, masked_sum
 from rondo.privacy.sums.private_sum import PrivateSum
 from rondo.privacy.sums.sum import SingleUploads, Sum
-from rondo.runs.storage import durable
-from rondo.runs.storage.directory import RunDirectory
-from rondo.runs.storage.durable import Journal, write_private, written
+from rondo.records import durable
+from rondo.records.directory import RunDirectory
+from rondo.records.durable import Journal, write_private, written
 
 _KEY, _FORMER = "privacy.key", "privacy.json"
 _CLOSE = 0.99

@@ -19,6 +19,8 @@ from rondo.data.population import Population
 from rondo.data.units import Units
 from rondo.engine.transport import Observer
 from rondo.errors import ConfigError, headed
+from rondo.records.directory import RunDirectory
+from rondo.records.manifest import must_equal, rows_of
 from rondo.runs import again, launch
 from rondo.runs.assemble import assemble
 from rondo.runs.assembly import Assembly
@@ -26,8 +28,6 @@ from rondo.runs.given import Given
 from rondo.runs.launch import Stopped, locked
 from rondo.runs.loop import Onlooker
 from rondo.runs.samples import check_samples
-from rondo.runs.storage.directory import RunDirectory
-from rondo.runs.storage.manifest import must_equal, rows_of
 from rondo.runs.taken import check_taken
 from rondo.runs.watching.logger import logged
 from rondo.runs.watching.notebook import in_notebook, notebook_progress

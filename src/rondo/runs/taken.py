@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from rondo.config.checks import BUILTINS, own_names
 from rondo.config.schema import RunConfig
 from rondo.errors import Problem
+from rondo.records.directory import RunDirectory, as_written
+from rondo.records.manifest import environment, must_equal, rows_of
 from rondo.runs.given import NOTHING, Given
-from rondo.runs.storage.directory import RunDirectory, as_written
-from rondo.runs.storage.manifest import environment, must_equal, rows_of
 
 if TYPE_CHECKING:
     from rondo.data.sources import Source

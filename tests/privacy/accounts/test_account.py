@@ -15,7 +15,7 @@ import pytest
 from rondo.privacy.accounts.account import Account, Entry, read
 from rondo.privacy.accounts.accountant import epsilon, epsilon_of_steps
 from rondo.privacy.accounts.sums import SumAccount
-from rondo.runs.storage.durable import Journal
+from rondo.records.durable import Journal
 
 pytest.importorskip("dp_accounting")
 

@@ -7,10 +7,10 @@ import math
 import pytest
 
 from page_runs import grid, recorded
+from rondo.records.recorded import Recorded
 from rondo.report.page.charts import Score, axes, last, lines_of, of_records, unit
 from rondo.report.page.clients import client_charts, partitions
 from rondo.report.page.groups import grouped
-from rondo.report.page.recorded import Recorded
 from rondo.report.page.scores import scores
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from page_runs import HOSTILE, grid, hostile, recorded
+from rondo.records.recorded import Claim
 from rondo.report.page import document
 from rondo.report.page.document import page
 from rondo.report.page.markup import script_json
-from rondo.report.page.recorded import Claim
 
 CLAIM = Claim("figure-5", "RoLoRA, Figure 5", "ahead of FFA-LoRA", "0.05", "0.04 [0.03, 0.05]", 5, "holds", "open")
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from rondo.engine.wire import serialization
 from rondo.params import Params
-from rondo.runs.storage import client_store, durable
+from rondo.records import durable
+from rondo.records.durable import Damaged
+from rondo.runs.storage import client_store
 from rondo.runs.storage.client_store import Kept
-from rondo.runs.storage.durable import Damaged
 
 
 def values(value: float) -> Params:

@@ -178,7 +178,7 @@ def may_die():
     if calls == at:
         os.kill(os.getpid(), signal.SIGKILL)
 for name in ("append",):
-    from rondo.runs.storage.durable import Journal
+    from rondo.records.durable import Journal
     real = Journal.append
     def append(self, content):
         real(self, content)

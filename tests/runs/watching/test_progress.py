@@ -21,7 +21,7 @@ import rondo
 from rondo.config import load
 from rondo.engine.transport import Phase
 from rondo.errors import RunInterrupted, StopRequested
-from rondo.runs.storage.directory import to_toml
+from rondo.records.directory import to_toml
 from rondo.runs.watching import progress as watching
 from rondo.runs.watching.logger import logged
 from rondo.runs.watching.progress import Bars, Lines, Quiet, progress, round_line

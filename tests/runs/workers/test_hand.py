@@ -15,11 +15,11 @@ from kinds_of_runs import KINDS, configured, make_sources, outcome
 from pretend_workers import PretendWorkers
 from rondo.config import ConfigError, load
 from rondo.errors import RunInterrupted
+from rondo.records.directory import RunDirectory
 from rondo.runs import launch
 from rondo.runs.assemble import assemble
 from rondo.runs.given import Given
 from rondo.runs.loop import Onlooker, Runner
-from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.watching.progress import Quiet
 from rondo.runs.workers.hand import Hand, Order, check, facts
 

@@ -306,7 +306,7 @@ def test_interrupted_command(sources: Path, tmp_path: Path) -> None:
     """^C in a terminal reaches the whole group of processes: the run ends at once with one line, nothing of Ray's is
     printed or left, and the run goes on."""
     from rondo.config import load
-    from rondo.runs.storage.directory import to_toml
+    from rondo.records.directory import to_toml
 
     raw, _ = configured("shared factors", sources, rounds=400, evaluation={"every": 0, "diagnostics_every": 0})
     (tmp_path / "run.toml").write_text(to_toml(load(raw, OVER_RAY)))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rondo.errors import ConfigError
-from rondo.runs.storage import durable
+from rondo.records import durable
 
 _LARGEST = 2**24
 """Bytes of the largest file that is read: a roster has some 400 per site."""

@@ -29,7 +29,7 @@ from rondo.errors import ConfigError
 from rondo.federation.extra import missing
 from rondo.federation.identity import certificates, files, roster
 from rondo.federation.identity.roster import Enrolled, Roster
-from rondo.runs.storage import durable
+from rondo.records import durable
 
 try:
     from cryptography import x509

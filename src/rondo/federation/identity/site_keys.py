@@ -19,7 +19,7 @@ from rondo.federation.extra import missing
 from rondo.federation.identity import certificates, files, request, roster
 from rondo.federation.identity.keys import SiteKeys, about
 from rondo.federation.identity.roster import Enrolled
-from rondo.runs.storage import durable
+from rondo.records import durable
 
 try:
     from cryptography.hazmat.primitives.asymmetric import ec

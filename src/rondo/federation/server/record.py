@@ -16,9 +16,9 @@ from rondo.errors import ConfigError, Problem
 from rondo.federation import environment
 from rondo.federation.identity.roster import Enrolled, Roster
 from rondo.federation.server.listening import Listening, unfit
-from rondo.runs.storage import durable
-from rondo.runs.storage.directory import RunDirectory
-from rondo.runs.storage.durable import written
+from rondo.records import durable
+from rondo.records.directory import RunDirectory
+from rondo.records.durable import written
 
 FILE = "federation.json"
 """The file of a run directory."""

@@ -39,13 +39,13 @@ from rondo.federation.server.saved_sum import SavedSum
 from rondo.federation.server.sites import Sites
 from rondo.federation.server.standing import Attendance
 from rondo.privacy.sums.form import check_colluding
+from rondo.records.directory import RunDirectory
+from rondo.records.durable import written
+from rondo.records.manifest import must_equal, tests_of
 from rondo.runs import launch
 from rondo.runs.device import find_device
 from rondo.runs.launch import locked
 from rondo.runs.loop import Onlooker
-from rondo.runs.storage.directory import RunDirectory
-from rondo.runs.storage.durable import written
-from rondo.runs.storage.manifest import must_equal, tests_of
 from rondo.runs.watching.progress import Quiet
 from rondo.runs.watching.result import RunResult
 

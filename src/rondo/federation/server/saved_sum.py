@@ -18,8 +18,8 @@ from rondo.engine.wire import masked
 from rondo.engine.wire.envelope import Rejected
 from rondo.privacy.masking.opening import ServerSession
 from rondo.privacy.masking.session import Terms
-from rondo.runs.storage import private_file
-from rondo.runs.storage.durable import Damaged, written
+from rondo.records import private_file
+from rondo.records.durable import Damaged, written
 
 FILE = "sum.session"
 

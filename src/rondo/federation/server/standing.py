@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rondo.engine.transport import Observer, Phase
-from rondo.runs.storage import durable
+from rondo.records import durable
 
 FILE = "sites.json"
 """The file of a run directory."""

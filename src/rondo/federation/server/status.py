@@ -10,9 +10,9 @@ from rondo.errors import ConfigError
 from rondo.federation.server import record, standing
 from rondo.federation.server.record import Record
 from rondo.federation.server.standing import Standing
+from rondo.records import durable
+from rondo.records.directory import RunDirectory
 from rondo.report.terminal import human_bytes
-from rondo.runs.storage import durable
-from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.watching.progress import measured
 
 

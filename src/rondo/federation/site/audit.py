@@ -28,8 +28,8 @@ from rondo.errors import ConfigError
 from rondo.federation.plan import Consent, Plan
 from rondo.federation.site.audit_state import FIRST, LOST, STATE, AuditState
 from rondo.params import Params
-from rondo.runs.storage import durable
-from rondo.runs.storage.durable import Damaged
+from rondo.records import durable
+from rondo.records.durable import Damaged
 
 FILE, CONSENTED = "letters.jsonl", "consented"
 """The audit's first file, and the file of a site's folder that is there once a consent has left."""

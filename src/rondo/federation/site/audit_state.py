@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from rondo.runs.storage import private_file
-from rondo.runs.storage.durable import Damaged
+from rondo.records import private_file
+from rondo.records.durable import Damaged
 
 STATE = "letters.state"
 FIRST, LOST = "0" * 64, "f" * 64
@@ -45,7 +45,7 @@ class AuditState:
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """The state in ``folder``; None without one. Raises :class:`~rondo.runs.storage.durable.Damaged`."""
+        """The state in ``folder``; None without one. Raises :class:`~rondo.records.durable.Damaged`."""
         content = private_file.read(folder / STATE)
         try:
             return None if content is None else cls(**{**content[0], "closed": tuple(content[0]["closed"])})

@@ -26,8 +26,8 @@ from rondo.data.units import Parts
 from rondo.errors import ConfigError
 from rondo.federation.plan import Plan
 from rondo.federation.site.term import Term
-from rondo.runs.storage import private_file
-from rondo.runs.storage.durable import Damaged
+from rondo.records import private_file
+from rondo.records.durable import Damaged
 
 FILE = "behind.rows"
 _KEY, _MARK = 32, 8

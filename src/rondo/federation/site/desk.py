@@ -28,8 +28,8 @@ from rondo.federation.site.joining import Declined, Joining, Offer, for_the_serv
 from rondo.federation.site.ledger import Ledger
 from rondo.federation.site.seat import Seat
 from rondo.federation.site.sums import Sums
+from rondo.records import durable
 from rondo.runs.assembly import Assembly
-from rondo.runs.storage import durable
 
 _BEAT = 2.0
 """Seconds between the moments at which a refusal leaves that comes after rows were read: its time would tell of

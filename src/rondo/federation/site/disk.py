@@ -11,7 +11,7 @@ from rondo.engine.client.holdings import Holdings
 from rondo.engine.client.party import LOST, NONE, Party
 from rondo.engine.wire import serialization
 from rondo.params import Params
-from rondo.runs.storage import durable
+from rondo.records import durable
 
 _DIGEST = 32
 

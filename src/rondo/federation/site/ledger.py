@@ -27,7 +27,7 @@ from rondo.federation.site.contract import PrivacyTerms
 from rondo.privacy.accounts.account import Account, Entry, Steps, read
 from rondo.privacy.accounts.accountant import epsilon_of_steps
 from rondo.privacy.mechanism.draws import Draws
-from rondo.runs.storage import durable
+from rondo.records import durable
 from rondo.tasks.row_checks import value_name
 
 FILE, KEY, MARKS = "privacy.jsonl", "privacy.key", "privacy-rows"

@@ -17,8 +17,8 @@ from typing import Any
 from torch import Tensor
 
 from rondo.privacy.masking.session import Refused
-from rondo.runs.storage import private_file
-from rondo.runs.storage.durable import Damaged
+from rondo.records import private_file
+from rondo.records.durable import Damaged
 
 FILE = "opened.sums"
 _SEEDS = 2**32

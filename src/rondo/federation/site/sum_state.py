@@ -17,8 +17,8 @@ from torch import Tensor
 from rondo.engine.wire import masked, serialization
 from rondo.engine.wire.envelope import Rejected
 from rondo.privacy.masking.session import SiteSession, Terms
-from rondo.runs.storage import private_file
-from rondo.runs.storage.durable import Damaged
+from rondo.records import private_file
+from rondo.records.durable import Damaged
 
 _FILE = "sum.session"
 

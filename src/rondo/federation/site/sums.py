@@ -32,7 +32,7 @@ from rondo.privacy.masking.fixed_point import FixedPoint
 from rondo.privacy.masking.noise_share import NoiseShare, stream_of
 from rondo.privacy.masking.session import Refused, SiteSession, Terms, fewest
 from rondo.privacy.sums.form import changes_of, fixed_point, weighs_by_examples
-from rondo.runs.storage.durable import Damaged
+from rondo.records.durable import Damaged
 
 LARGEST = masked.LARGEST
 """Bytes of the largest letter of a masked sum that is taken."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, TypeAlias
 
+from rondo.records.recorded import Recorded
+from rondo.records.student import half_interval
 from rondo.report.page.groups import Group
 from rondo.report.page.markup import compact, finite
-from rondo.report.page.recorded import Recorded
-from rondo.report.student import half_interval
 
 Points: TypeAlias = Mapping[int, float]
 """Values by the number of rounds done."""

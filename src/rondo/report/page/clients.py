@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rondo.report.over_seeds import OWN_KINDS
+from rondo.records.over_seeds import OWN_KINDS
+from rondo.records.recorded import Recorded
+from rondo.records.student import half_interval
 from rondo.report.page.charts import Chart, Line
 from rondo.report.page.groups import Group
 from rondo.report.page.markup import Html, finite, number, table
-from rondo.report.page.recorded import Recorded
-from rondo.report.student import half_interval
 
 _POINTS, _ROWS, _BARS = 200, 60, 200
 """Most points of a line over clients, rows of a table of clients, and clients with a bar each."""

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 
+from rondo.records.recorded import Claim, Recorded
 from rondo.report.page.groups import Group, grouped
 from rondo.report.page.markup import Html, joined, script_json, tag
-from rondo.report.page.recorded import Claim, Recorded
 from rondo.report.page.sections import build, legend
 
 UPLOT = {

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
+from rondo.records.recorded import Recorded
 from rondo.report.page.markup import flat
-from rondo.report.page.recorded import Recorded
 
 _BESIDE = ("seed", "simulation.engine", "simulation.workers")
 """Keys that no group differs by: the seed, and where clients train, which changes no bit."""

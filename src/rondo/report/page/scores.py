@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rondo.report.over_seeds import FINE_TUNED_KINDS, OWN_KINDS, TEST_KINDS
+from rondo.records.over_seeds import FINE_TUNED_KINDS, OWN_KINDS, TEST_KINDS
+from rondo.records.recorded import Recorded
 from rondo.report.page.charts import Score, of_records
 from rondo.report.page.groups import Group
-from rondo.report.page.recorded import Recorded
 
 _TEST, _OWN, _TUNED = "test set", "clients' own rows", "clients' own rows, after fine-tuning"
 _AT_CLIENTS = {"mean": "mean over clients", "worst_tenth": "worst tenth of the clients"}

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rondo.records.recorded import Claim
 from rondo.report.page import tables
 from rondo.report.page.charts import Chart, Score, axes, lines_of, of_records, unit
 from rondo.report.page.clients import client_charts, clients_table, partitions
 from rondo.report.page.groups import Group, differences, shared
 from rondo.report.page.markup import Html, table, tag
-from rondo.report.page.recorded import Claim
 from rondo.report.page.scores import scores
 
 _DIAGNOSTICS = {

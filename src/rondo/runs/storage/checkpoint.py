@@ -31,9 +31,9 @@ from typing import Any
 
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.wire import serialization
-from rondo.runs.storage import durable
+from rondo.records import durable
+from rondo.records.durable import Damaged, Journal, Position
 from rondo.runs.storage.client_store import Kept
-from rondo.runs.storage.durable import Damaged, Journal, Position
 
 GENERATIONS = 2
 FORMAT = 2
@@ -94,7 +94,7 @@ def load(folder: Path, like: Any, journal: Journal | None = None) -> tuple[Check
     """The newest intact checkpoint, and what is wrong with newer ones. ``like``: a state of the same algorithm. With
     ``journal``, the journal and every client's file must be intact too.
 
-    Raises FileNotFoundError without a checkpoint, :class:`~rondo.runs.storage.durable.Damaged` without an intact one.
+    Raises FileNotFoundError without a checkpoint, :class:`~rondo.records.durable.Damaged` without an intact one.
     """
     reasons: list[str] = []
     for generation in _generations(folder):
@@ -156,7 +156,7 @@ def _sealed(content: Mapping[str, Any]) -> bytes:
 
 
 def _unsealed(text: bytes) -> dict[str, Any]:
-    """The content that :func:`_sealed` was given. Raises :class:`~rondo.runs.storage.durable.Damaged`."""
+    """The content that :func:`_sealed` was given. Raises :class:`~rondo.records.durable.Damaged`."""
     try:
         content: dict[str, Any] = json.loads(text)["content"]
         intact = _sealed(content) == text

@@ -14,8 +14,8 @@ from urllib.parse import quote
 
 from rondo.engine.wire import serialization
 from rondo.params import Params
-from rondo.runs.storage import durable
-from rondo.runs.storage.durable import Damaged
+from rondo.records import durable
+from rondo.records.durable import Damaged
 
 
 class _File(NamedTuple):
@@ -45,7 +45,7 @@ class Kept(MutableMapping[str, Params]):
     newest.
 
     Files are read on demand, and tensors that are set stay in memory only until they are written, so memory does not
-    grow with the number of clients. Reading raises :class:`~rondo.runs.storage.durable.Damaged` if a file is not as it
+    grow with the number of clients. Reading raises :class:`~rondo.records.durable.Damaged` if a file is not as it
     was written, or another client's.
     """
 
@@ -102,7 +102,7 @@ class Kept(MutableMapping[str, Params]):
         return len(self._files.keys() | {_stem(c) for c in self._unsaved})
 
     def check(self) -> None:
-        """Read every client's newest file. Raises :class:`~rondo.runs.storage.durable.Damaged`."""
+        """Read every client's newest file. Raises :class:`~rondo.records.durable.Damaged`."""
         for files in self._files.values():
             self._read(files[-1])
 

@@ -18,8 +18,8 @@ from typing import Any
 from rondo.config.schema import RunConfig
 from rondo.config.track import Tracker
 from rondo.engine.transport import Observer, Phase
-from rondo.runs.storage.directory import RunDirectory
-from rondo.runs.storage.durable import written
+from rondo.records.directory import RunDirectory
+from rondo.records.durable import written
 from rondo.runs.tracking.tracker import Ending
 from rondo.runs.tracking.values import settings
 

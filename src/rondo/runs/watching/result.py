@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rondo.errors import ConfigError
+from rondo.records.directory import RunDirectory
 from rondo.report.clients import clients_columns, clients_rows, clients_title, per_client
 from rondo.report.html import html_table
 from rondo.report.terminal import SAMPLE_COLUMNS, sample_rows, samples_title, summary_rows, summary_title
-from rondo.runs.storage.directory import RunDirectory
 
 if TYPE_CHECKING:
     import pandas

@@ -14,11 +14,11 @@ from rondo.engine.client.job import Common, decode_job, encode_answers
 from rondo.engine.client.memory import freed_memory_kept
 from rondo.engine.simulation import InProcess
 from rondo.errors import Problem
+from rondo.records.directory import to_toml
+from rondo.records.manifest import environment, must_equal, rows_of
 from rondo.runs.assemble import assemble
 from rondo.runs.assembly import Assembly
 from rondo.runs.given import Given
-from rondo.runs.storage.directory import to_toml
-from rondo.runs.storage.manifest import environment, must_equal, rows_of
 
 _REMEDY = Problem("simulation.engine", "every machine of the cluster needs the same packages, data and model")
 

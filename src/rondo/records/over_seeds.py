@@ -1,0 +1,108 @@
+"""Means and standard deviations of one algorithm's runs over their seeds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rondo.privacy.guarantee import sentence
+from rondo.records.summary import weakest_guarantee
+
+
+def score_of(scores: Mapping[str, Any], kinds: Mapping[str, str], primary: str) -> dict[str, Any] | None:
+    """The score of the first of ``kinds`` that ``scores`` has, and its model; on own rows, the mean over clients."""
+    for kind, model in kinds.items():
+        value = scores.get(kind, {}).get(primary)
+        value = value["mean"] if isinstance(value, Mapping) else value
+        if value is not None:
+            return {"model": model, "score": value}
+    return None
+
+
+def mean_and_deviation(values: Sequence[float | None]) -> dict[str, Any]:
+    """Mean (None without values), sample standard deviation (None below two) and count. Leaves out values of None."""
+    present = [v for v in values if v is not None]
+    return {
+        "mean": statistics.fmean(present) if present else None,
+        "sd": statistics.stdev(present) if len(present) > 1 else None,
+        "count": len(present),
+    }
+
+
+def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The head policy, guarantee (that of the largest epsilon), scores and numbers of one algorithm's runs, over
+    seeds."""
+    result: dict[str, Any] = {
+        "head": runs[0]["head"],
+        "guarantee": weakest_guarantee(run["privacy"] for run in runs),
+    }
+    for key in ("score", "test", "own_rows", "fine_tuned"):
+        result[key] = _of_model([r[key] for r in runs if r[key] is not None])
+    tests = dict.fromkeys(name for run in runs for name in run["more_tests"])
+    result["more_tests"] = {
+        name: _of_model([r["more_tests"][name] for r in runs if name in r["more_tests"]]) for name in tests
+    }
+    best = [run["best"]["score"] for run in runs if run["best"] is not None]
+    result["best"] = mean_and_deviation(best)
+    result["measures"] = {
+        name: mean_and_deviation([r["measures"].get(name) for r in runs]) for name in runs[0]["measures"]
+    }
+    return result | {key: mean_and_deviation([r[key] for r in runs]) for key in _NUMBERS}
+
+
+def _of_model(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Scores over seeds, and the model that they are of."""
+    model = scores[0]["model"] if scores else None
+    return {"model": model, **mean_and_deviation([s["score"] for s in scores])}
+
+
+def run_rows(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A flat row per run, all with the same keys: label, method, seed, varied values, scores with their models, those
+    on more test sets, measures, numbers, and the guarantee of private runs. ``metric`` names the scores, and
+    ``curve_of`` what the best, the mean of the last, the target and the score at some megabytes are of. ``runs``: as in
+    ``comparison.json``."""
+    rows = []
+    for run in runs:
+        row = {key: run[key] for key in ("algorithm", "method", "seed", "run_dir", "rounds", "clients", "head")}
+        row |= dict(run["values"])
+        for key in ("score", "test", "own_rows", "fine_tuned"):
+            scored = run[key] or {"score": None, "model": None}
+            row |= {key: scored["score"], f"{key}_model": scored["model"]}
+        for name, scored in run["more_tests"].items():
+            row |= {f"more_tests.{name}": scored["score"], f"more_tests.{name}_model": scored["model"]}
+        best = run["best"] or {"score": None, "round": None}
+        row |= {"metric": run["title"], "curve_of": run["curve_of"], "best": best["score"], "best_round": best["round"]}
+        guarantee = {} if run["privacy"] is None else {"guarantee": f"this run by itself: {sentence(run['privacy'])}"}
+        rows.append(row | dict(run["measures"]) | {key: run[key] for key in _NUMBERS} | guarantee)
+    columns = dict.fromkeys(column for row in rows for column in row)
+    return [{column: row.get(column) for column in columns} for row in rows]
+
+
+_NUMBERS = (
+    "mean_of_last",
+    "rounds_to_target",
+    "bytes_to_target",
+    "score_at_mb",
+    "bytes_up",
+    "bytes_down",
+    "bytes_first_contact",
+    "train_seconds",
+    "seconds",
+    "server_seconds_per_round",
+    "flops_per_client_round",
+    "interference",
+)
+"""Numbers of a run that are taken over seeds."""
+
+TEST_KINDS = {"global": "global", "cold_start": "cold start"}
+"""Kinds of scores on the common test set, and the model of each."""
+
+OWN_KINDS = {"clients": "global", "personal": "personal"}
+"""Kinds of scores on each client's own validation rows, and the model of each."""
+
+PERSONAL_KINDS = {"personal": "personal"}
+"""Kinds of scores by which a personal method is compared, where it has them, and the model of each."""
+
+FINE_TUNED_KINDS = {"fine_tuned": "fine-tuned"}
+"""Kinds of scores on each client's own validation rows after fine-tuning, and the model of each."""

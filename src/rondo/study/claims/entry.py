@@ -1,0 +1,276 @@
+"""An entry: a claim of a paper, the runs that decide it, and what would count, in one TOML file."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Self
+
+import pydantic
+from pydantic import Field, model_validator
+
+from rondo.config import toml_file
+from rondo.config.explain import explain, merged
+from rondo.config.load import load
+from rondo.config.schema import RunConfig
+from rondo.config.section import Positive, Section
+from rondo.errors import ConfigError, headed
+from rondo.study.tune.chosen import Chosen, digest
+from rondo.study.tune.trial import Score
+from rondo.study.tune.tuning import Seeds, Tuning, merge, nested
+
+
+class Contrast(Section):
+    """One claim as a difference: the sum of the scores of ``plus`` less that of ``minus``, by seed."""
+
+    claim: str
+    """The claim in one sentence."""
+    plus: Annotated[list[str], Field(min_length=1)]
+    """Arms that the claim expects above."""
+    minus: Annotated[list[str], Field(min_length=1)]
+    """Arms that it expects below."""
+    target: float | None = None
+    """A value of the metric. The claim is then on the decimal logarithm of the bytes per client, up and down, at the
+    first value that reaches it, from above if lower is better. A run that never does counts with all its bytes, less
+    than it would need: a verdict to which that may have helped is "open"."""
+    paper: Annotated[float, Field(gt=0)] | None = None
+    """The paper's difference, in the unit of the metric, with a target as a logarithm; left out where it prints no
+    number."""
+    source: str
+    """The place in the paper, and the numbers of the difference."""
+    rounds_alone: str = ""
+    """Why the claim says nothing at equal bytes; empty where it does."""
+
+    @property
+    def arms(self) -> list[str]:
+        """The arms that it names, each once."""
+        return list(dict.fromkeys([*self.plus, *self.minus]))
+
+
+class Bound(Section):
+    """One claim as a number: a bound that every run of an arm keeps, or that the mean of its runs keeps."""
+
+    claim: str
+    """The claim in one sentence."""
+    arm: str
+    less: str | None = None
+    """An arm whose score is taken off, seed by seed. The bound is then on the difference, or on the ratio if scores are
+    logarithms."""
+    at_least: float | None = None
+    """The least score, in the unit of the metric, whatever ``log10`` says."""
+    at_most: float | None = None
+    """The largest score, likewise."""
+    factor: Annotated[float, Field(gt=0)] | None = None
+    """In place of these: each value of a run is at most this many times the one before, from the value before the first
+    round on. Values below 1e-12 are rounding, and nothing is asked of what follows them."""
+    of: Literal["runs", "mean"] = "runs"
+    """``"runs"``: every run keeps the bound, and one that breaks it refutes the claim. ``"mean"``: their mean does."""
+    source: str
+    """The place in the paper, and the numbers of the bound."""
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        limits = [limit for limit in (self.at_least, self.at_most) if limit is not None]
+        if (self.factor is None) == (not limits):
+            raise ValueError("a bound has at_least, at_most or both, or it has a factor")
+        if limits != sorted(limits):
+            raise ValueError("at_least is above at_most")
+        if self.factor is not None and (self.of == "mean" or self.less is not None):
+            raise ValueError("a factor is one of every run of an arm: leave out of and less")
+        return self
+
+    @property
+    def arms(self) -> list[str]:
+        """The arms that it names."""
+        return [self.arm] if self.less is None else [self.arm, self.less]
+
+
+class EntryTuning(Tuning):
+    """The tuning of an entry."""
+
+    metric: str = ""
+    """Path of the trials' score, where it is not that of the runs: a claim on the alignment of updates is not to be had
+    by rates that are chosen for it, so there the accuracy chooses."""
+    lower_is_better: bool = False
+    """Whether the lowest such score is looked for; for a metric of its own only."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """The tables that a trial lays over its arm's: other rows than the runs', for example."""
+
+    @model_validator(mode="after")
+    def _says_each_thing_once(self) -> Self:
+        if self.lower_is_better and not self.metric:
+            raise ValueError("lower_is_better is of the tuning's own metric: name one, or leave it out")
+        taken = [*self.grid, "seed", *(["data.validation_fraction"] if self.held_out else [])]
+        if named := [key for key in taken if _names(nested(self.config), key)]:
+            raise ValueError(f"config names {', '.join(named)}, which the grid, the seeds or held_out give a trial")
+        return self
+
+
+class Entry(Section):
+    """A claim of a paper."""
+
+    paper: str
+    """The paper's short name."""
+    item: str
+    """Table, figure or theorem."""
+    title: str
+    """The claim in a few words."""
+    differs: str
+    """How the setting differs from the paper's, and why the claim can live in it."""
+    changed: str = ""
+    """The changes made after a run had been seen, and which run; empty where all was written before."""
+    remarks: str = ""
+    """Facts of the runs beside their verdicts, written after them: floors, confounds, conditions that are not met."""
+    metric: str
+    """Path of the score in a round's record, such as "global.accuracy", "personal.accuracy",
+    "measures.principal_angle" or "diagnostics.drift_A". "own.loss" is that of the clients' models on their own rows,
+    for methods with personal models and without; of the fine-tuned ones where an arm has
+    ``evaluation.fine_tune_epochs``."""
+    every: Positive = 1
+    """Rounds of one iteration of the paper: only the last of each has a value."""
+    take: Literal["last", "smallest"] = "last"
+    """The score of a run: the mean of its last values, or the smallest of all."""
+    last: Positive = 1
+    """The number of last values whose mean is the score."""
+    log10: bool = False
+    """Whether the score is the metric's logarithm."""
+    lower_is_better: bool = False
+    """Whether a tuning looks for the lowest score, and a target is reached from above."""
+    seeds: Seeds
+    files: dict[str, str] = Field(default_factory=dict)
+    """Files of the data, and where to have them; none for built-in ones."""
+    seconds: Annotated[float, Field(gt=0)]
+    """Seconds of one run on one core, for a budget before there is a measured one."""
+    config: dict[str, Any]
+    """The configuration that all arms share."""
+    arms: Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
+    """The tables that each arm lays over it, by name."""
+    contrasts: list[Contrast] = Field(default_factory=list)
+    bounds: list[Bound] = Field(default_factory=list)
+    tuning: EntryTuning | None = None
+    tuned: dict[str, Chosen] = Field(default_factory=dict)
+    """The values that ``rondo tune`` has chosen for each arm."""
+
+    @model_validator(mode="after")
+    def _arms_are_there(self) -> Self:
+        if not self.claims:
+            raise ValueError("an entry has contrasts, bounds or both")
+        named = {arm for claim in self.claims for arm in claim.arms}
+        for table, arms in (("claims name", named), ("tuned names", self.tuned.keys())):
+            if unknown := arms - self.arms.keys():
+                raise ValueError(f"{table} arms that are not there: {', '.join(sorted(unknown))}")
+        if not self.metric.startswith("measures.") and any(bound.factor is not None for bound in self.bounds):
+            raise ValueError("a factor is for a metric of measures, whose value before the first round is known")
+        if self.tuning is not None and set(self.tuning.seeds) & set(self.seeds):
+            raise ValueError("the seeds of the tuning must be others than those of the runs")
+        of_rows = not self.score_of_trials.metric.startswith(("measures.", "diagnostics."))
+        if self.tuning is not None and self.tuning.held_out and not of_rows:
+            raise ValueError("measures and diagnostics are not of rows: give the tuning held_out = 0")
+        return self
+
+    @property
+    def claims(self) -> list[Contrast | Bound]:
+        """All claims, in the order of a page."""
+        return [*self.contrasts, *self.bounds]
+
+    @property
+    def hours(self) -> float:
+        """Hours of all runs and of the first trials of arms that are not tuned, one after the other."""
+        tried = 0 if self.tuning is None else self.tuning.trials or self.tuning.size
+        untuned = sum(self.kept(arm) is None for arm in self.arms)
+        return self.seconds * (untuned * tried + len(self.arms) * len(self.seeds)) / 3600
+
+    @property
+    def score(self) -> Score:
+        """The score of a run."""
+        return Score(self.metric, self.last, self.log10, self.lower_is_better, self.every, self.take)
+
+    @property
+    def score_of_trials(self) -> Score:
+        """The score of a trial."""
+        if self.tuning is None or not self.tuning.metric:
+            return self.score
+        return Score(self.tuning.metric, self.last, False, self.tuning.lower_is_better, self.every)
+
+    def digest(self, arm: str) -> str:
+        """The digest of the search of an arm: its grid and seeds, the score, and the configuration."""
+        tree, grid = self.tree(arm), dict[str, Any]()
+        if self.tuning is not None:
+            merge(tree, self.tuning.config)
+            grid = {key: getattr(self.tuning, key) for key in Tuning.model_fields}
+        return digest({"tuning": grid, "score": vars(self.score_of_trials), "config": tree})
+
+    def kept(self, arm: str) -> Chosen | None:
+        """The values that ``rondo tune`` has chosen for ``arm``; None once its grid or configuration is another."""
+        chosen = self.tuned.get(arm)
+        return chosen if chosen is not None and chosen.digest == self.digest(arm) else None
+
+    def tree(self, arm: str) -> dict[str, Any]:
+        """The keys that the runs of ``arm`` share, but for tuned ones."""
+        tree: dict[str, Any] = {}
+        for part in (self.config, self.arms[arm]):
+            merge(tree, part)
+        return tree
+
+    def run(
+        self, arm: str, seed: int, data: Path, more: Mapping[str, Any] = MappingProxyType({}), *, check: bool = True
+    ) -> RunConfig:
+        """The configuration of a run.
+
+        ``data``: the folder of the files.
+        ``more``: values by key path, over the arm's.
+        ``check``: whether the files must be there.
+
+        Raises :class:`ConfigError`.
+        """
+        tree = self.tree(arm)
+        merge(tree, {**nested(more), "seed": seed})
+        rows = tree.get("data")
+        if isinstance(rows, dict):
+            given = {key: rows[key] for key in ("source", "test_source") if isinstance(rows.get(key), str)}
+            rows |= {key: str(data / file) for key, file in given.items() if file in self.files}
+        with headed(f"arm {arm}"):
+            return load(tree, check_paths=check)
+
+
+def _names(tree: Any, path: str) -> bool:
+    """Whether ``tree`` has a value at the key path ``path``."""
+    for key in path.split("."):
+        if not isinstance(tree, Mapping) or key not in tree:
+            return False
+        tree = tree[key]
+    return True
+
+
+def names() -> list[str]:
+    """The entries that come with Rondo."""
+    folder = files("rondo.study.claims") / "entries"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def read(name: str) -> Entry:
+    """The entry ``name``, or that of a file of the user's own. Raises :class:`ConfigError`."""
+    if name.endswith(".toml"):
+        return parsed(
+            toml_file.read(Path(name), "entry", "rondo reproduce list shows those that come with Rondo"), name
+        )
+    return parsed(tomllib.loads(text(name)), name)
+
+
+def text(name: str) -> str:
+    """The file of the entry ``name`` that comes with Rondo. Raises :class:`ConfigError`."""
+    if name not in names():
+        raise ConfigError.at("NAME", f"there is no entry {name!r}; rondo reproduce list shows them all")
+    return (files("rondo.study.claims") / "entries" / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def parsed(raw: dict[str, Any], name: str) -> Entry:
+    """The entry with the keys ``raw``. Raises :class:`ConfigError`, headed by ``name``."""
+    try:
+        return Entry.model_validate(raw)
+    except pydantic.ValidationError as error:
+        problems = merged(explain(e, raw, Entry) for e in error.errors(include_url=False))
+        raise ConfigError(problems, name) from None

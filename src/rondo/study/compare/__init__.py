@@ -1,0 +1,105 @@
+"""Compare several algorithms on the same data, split, seeds and rounds. Imports no torch until a run starts.
+
+::
+
+    DIR/ALGORITHM-seed-N/    an ordinary run directory per algorithm, varied values and seed
+    DIR/comparison.json      every run's numbers with its seed, and means and standard deviations over seeds
+    DIR/comparison.csv       the same numbers, a row per run; comparison.tex: the table of means, for LaTeX
+    DIR/comparison.png       score over rounds and over megabytes, and as comparison.svg
+    DIR/varied.png           final score over the key that is varied, if its values are numbers
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rondo.config.load import Source, listed
+from rondo.data.files.tables import Table
+from rondo.errors import ConfigError
+from rondo.records.words import trained as trained
+from rondo.runs.given import Given
+from rondo.study.compare.carrying import Observed, observed
+from rondo.study.compare.carrying import carry_out as carry_out
+from rondo.study.compare.comparison import Comparison as Comparison
+from rondo.study.compare.numbers import Question
+from rondo.study.compare.variants import Vary
+from rondo.study.compare.variants import plan as plan
+from rondo.study.compare.variants import varied as varied
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def compare(
+    algorithms: Sequence[str] = (),
+    config: Source | None = None,
+    *,
+    sets: Sequence[str] = (),
+    vary: Vary | None = None,
+    seeds: Sequence[int] = (),
+    last: int = 1,
+    target: float | None = None,
+    at_mb: float | None = None,
+    out: str | Path | None = None,
+    device: str = "auto",
+    processes: int = 1,
+    train: Table | None = None,
+    test: Table | Mapping[str, Table] | None = None,
+    clients: Mapping[str, Table] | None = None,
+    model: PreTrainedModel | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    observer: Observed | None = None,
+) -> Comparison:
+    """Run several algorithms on the same data, split, seeds and rounds, and compare them.
+
+    ``algorithms``: labels of the configuration's ``[methods]``, names of the table, or ``package.module:Class``; by
+    default all labels. A label has its own values.
+    ``config``: as for :func:`rondo.run`, by default the demo's. Its algorithm is replaced, and so is its seed if
+    ``seeds`` are given.
+    ``sets``: ``key.path=value`` for all algorithms, or ``NAME.key.path=value`` for one.
+    ``vary``: values of keys, such as ``{"partition.alpha": [0.1, 1.0]}``: every algorithm runs with each, and with each
+    combination where several keys are varied. A method that lacks the key (a field of ``[algorithm]``, or a section)
+    runs once.
+    ``last``: scores whose mean is taken, the last ones of each run.
+    ``target``: a score; the rounds and bytes to the first one that reaches it are counted.
+    ``at_mb``: megabytes of all clients, up and down, at which the score of each run is taken.
+    ``out``: by default ``runs/compare-<time>``. Runs that it already holds with an equal configuration are not
+    repeated; an interrupted one is resumed.
+    ``processes``: so many runs at a time, each in a process with as many threads as this one has; their results are
+    those of runs one after the other, bit for bit. Rows, a model and an observer given here need one process.
+    ``train``, ``test``, ``clients``, ``model``, ``tokenizer``: as for :func:`rondo.run`, for all runs.
+    ``observer``: told of the progress of every run, one after the other; or a function that gives the observer of a
+    run by its label and seed.
+
+    Every algorithm gets the same hyperparameters, but for those in its table of ``[methods]``, and none is tuned: a
+    score says how a method does at these settings. Each keeps its own head policy unless ``model.head`` is set, so some
+    train fewer tensors. Seconds are measured on this machine, under its load at the time. The curve of a personal
+    method is of its personal models, each scored on its client's own rows as often as others are on the test set; its
+    test score is of the cold-start model.
+
+    Raises :class:`ConfigError` for input that the user must fix, before a model is loaded where possible. A run that
+    stops, for instance because it diverges, is listed in ``stopped``, and the others go on. Raises :class:`RunStopped`
+    where the comparison itself cannot be written.
+
+    >>> comparison = rondo.compare(["fedavg", "fedper"], digits, seeds=[0], out="runs/both")
+    >>> sorted(comparison.algorithms)
+    ['fedavg', 'fedper']
+    """
+    given = Given(train, test, clients, model, tokenizer)
+    variants = plan(algorithms, config, sets=[*listed(sets, "sets"), *given.sets], vary=vary, seeds=seeds)
+    asked = question(last, target, at_mb)
+    return carry_out(variants, out, asked, device=device, processes=processes, given=given, watch=observed(observer))
+
+
+def question(last: int, target: float | None, at_mb: float | None) -> Question:
+    """The question put to each curve. Raises :class:`ConfigError` for numbers that cannot be."""
+    if last < 1:
+        raise ConfigError.at("--last", f"should be a number of scores, 1 or more, got {last}", "rondo compare")
+    if target is not None and not math.isfinite(target):
+        raise ConfigError.at("--target", f"should be a score, got {target}", "rondo compare")
+    if at_mb is not None and not 0 < at_mb < math.inf:
+        raise ConfigError.at("--at-mb", f"should be a number of megabytes above 0, got {at_mb}", "rondo compare")
+    return Question(last, target, at_mb)

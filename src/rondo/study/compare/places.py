@@ -1,0 +1,112 @@
+"""The folder of a comparison: where each run lies, and what it holds already. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from rondo.config.load import located
+from rondo.config.schema import RunConfig
+from rondo.errors import ConfigError
+from rondo.records import durable
+from rondo.records.directory import RunDirectory, to_toml
+from rondo.runs.given import NOTHING, Given
+from rondo.study.compare.variants import Variant
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run of a comparison. Unless it is new, ``run_dir`` already holds it, with an equal configuration."""
+
+    variant: Variant
+    run_dir: Path
+    state: Literal["new", "unfinished", "finished"]
+
+    @property
+    def config(self) -> RunConfig:
+        return self.variant.config
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The run's label and seed, which no other run has."""
+        return {"algorithm": self.variant.label, "seed": self.config.seed}
+
+    def __str__(self) -> str:
+        return f"{self.variant.label}, seed {self.config.seed}"
+
+
+def folder_of(out: str | Path | None) -> Path:
+    """The folder ``out``, made if there is none; by default ``runs/compare-<time>``. Raises :class:`ConfigError`."""
+    folder = Path(out) if out is not None else Path("runs", f"compare-{datetime.now():%Y%m%d-%H%M%S}")
+    try:
+        durable.make_folder(folder)
+    except OSError as error:
+        message = f"{str(folder)!r} cannot be made: {error.strerror}; name another folder"
+        raise ConfigError.at("--out", message, "rondo compare") from None
+    return folder
+
+
+class Settled:
+    """Configurations with the keys that the data settle (columns, shapes, the kind of partition). The data are loaded
+    once where they are the same."""
+
+    def __init__(self, given: Given = NOTHING) -> None:
+        self._given = given
+        self._known: dict[str, Mapping[str, Any]] = {}
+
+    def __call__(self, variant: Variant) -> RunConfig:
+        from rondo.data.client_rows import resolved
+        from rondo.data.sources import load as load_source
+
+        if variant.data_keys not in self._known:
+            settled = resolved(
+                variant.config,
+                load_source(variant.config, self._given.train, self._given.test, self._given.clients),
+            )
+            self._known[variant.data_keys] = {
+                "task": settled.task,
+                "partition": settled.partition,
+                "data": settled.data,
+            }
+        return variant.config.model_copy(update=dict(self._known[variant.data_keys]))
+
+
+def place(folder: Path, variant: Variant, settled: Settled, taken: Set[Path] = frozenset()) -> Planned:
+    """The folder of a run, and its state. Nothing is ever deleted: if another configuration has the name, or a run that
+    is to be made takes it (``taken``), the run takes the next free one."""
+    stem = folder / variant.folder
+    path, count = stem, 1
+    while path.exists() or path in taken:
+        if path.exists() and _holds(path, variant, settled):
+            return Planned(variant, path, "finished" if RunDirectory(path).finished else "unfinished")
+        path, count = stem.with_name(f"{stem.name}-{count}"), count + 1
+    return Planned(variant, path, "new")
+
+
+def _holds(path: Path, variant: Variant, settled: Settled) -> bool:
+    """Whether ``path`` holds a run of ``variant``. Options that the user left open are in ``config.toml`` as the data
+    and the day settled them, so its configuration is also compared after the data settled it, and to a run of any
+    day."""
+    try:
+        there = RunDirectory.open(path).config()
+    except ConfigError:
+        return False
+    if variant.config.task.today is None:
+        there = there.model_copy(update={"task": there.task.model_copy(update={"today": None})})
+    ran = to_toml(there)
+    return ran == to_toml(located(variant.config)) or ran == to_toml(located(settled(variant)))
+
+
+def check_dealt(partitions: dict[str, tuple[str, Any]], planned: Planned, partition: Any) -> None:
+    """Raise :class:`ConfigError` unless all runs of the same data keys dealt the same clients the same rows, as the
+    same model reads them."""
+    key = planned.variant.data_keys + planned.config.model.model_dump_json()
+    name, first_partition = partitions.setdefault(key, (planned.run_dir.name, partition))
+    if partition != first_partition:
+        message = (
+            f"{planned.run_dir.name} has another partition than {name}: the data changed between; name a new folder"
+        )
+        raise ConfigError.at("--out", message, "rondo compare")

@@ -1,0 +1,69 @@
+"""The files of a comparison. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rondo.records import durable
+from rondo.records.over_seeds import over_seeds
+from rondo.records.words import trained
+from rondo.study.compare.comparison import Comparison
+from rondo.study.compare.numbers import Question, only
+from rondo.study.compare.papers import comparison_latex, runs_csv
+from rondo.study.compare.variants import Variant
+
+
+def written(
+    folder: Path,
+    variants: Sequence[Variant],
+    question: Question,
+    runs: list[dict[str, Any]],
+    stopped: list[dict[str, Any]],
+) -> Comparison:
+    """Write the files of a comparison to ``folder`` and return it. ``runs``: their :func:`numbers`. Raises
+    :class:`rondo.RunStopped` where they cannot be written."""
+    from rondo.study.compare.spent import spent_together
+
+    first = {variant.label: variant for variant in variants}
+    by_label = {label: [run for run in runs if run["algorithm"] == label] for label in first}
+    values: dict[str, list[Any]] = {}
+    for variant in variants:
+        for key, value in variant.values.items():
+            values.setdefault(key, []).extend([value] if value not in values.get(key, []) else [])
+    comparison = Comparison(
+        folder,
+        primary=runs[0]["primary"] if runs else "",
+        title=runs[0]["title"] if runs else "",
+        rounds=only([variant.config.rounds for variant in variants]),
+        clients=only([run["clients"] for run in runs]),
+        seeds=list(dict.fromkeys(variant.config.seed for variant in variants)),
+        varied=values,
+        last=question.last,
+        target=question.target,
+        at_mb=question.at_mb,
+        algorithms={
+            label: {"trains": trained(first[label].config), **over_seeds(label_runs)}
+            for label, label_runs in by_label.items()
+            if label_runs
+        },
+        together=spent_together([folder / run["run_dir"] for run in (*runs, *stopped)]),
+        runs=runs,
+        stopped=stopped,
+    )
+    content = {key: value for key, value in vars(comparison).items() if key != "out"}
+    files = {"comparison.json": (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()}
+    if runs:
+        from rondo.study import pictures as comparisons
+
+        files["comparison.csv"] = runs_csv(runs).encode()
+        files["comparison.tex"] = comparison_latex(content).encode()
+        files["comparison.png"] = comparisons.comparison(content)
+        files["comparison.svg"] = comparisons.comparison(content, "svg")
+        if (over := comparisons.varied(content)) is not None:
+            files["varied.png"] = over
+    with durable.written(folder):
+        durable.write_all(folder, files)
+    return comparison

@@ -1,0 +1,86 @@
+"""The search of a grid: equal trials for every arm, the worse half of the points left out after every seed."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rondo.study.tune.chosen import Chosen, Tried
+from rondo.study.tune.proposals import Proposals
+from rondo.study.tune.trial import Runs, Score, Trial
+from rondo.study.tune.tuning import Point, Tuning
+
+
+@dataclass(frozen=True)
+class Search:
+    """The search of ``tuning`` with the trials in ``runs``; ``trial`` gives that of an arm, a seed and a point."""
+
+    runs: Runs
+    tuning: Tuning
+    score: Score
+    trial: Callable[[str, int, Point], Trial]
+
+    def missing(self, arm: str) -> list[Trial]:
+        """The trials to make next; none once ``arm`` is tuned."""
+        return self._made(arm)[0]
+
+    def trials(self, arm: str) -> list[Trial]:
+        """The trials so far, and those to make next."""
+        return [trial for row in self._made(arm)[1] for trial in row]
+
+    def point(self, arm: str) -> Point:
+        """The point that ``arm`` takes. It must be tuned."""
+        missing, rows = self._made(arm)
+        assert not missing, "a tuning is not finished"
+        return rows[0][0].point
+
+    def chosen(self, arm: str, digest: str) -> Chosen:
+        """The point that ``arm`` takes, with the scores of all trials, best points first. It must be tuned."""
+        point, rows = self.point(arm), self._made(arm)[1]
+        tried = [
+            Tried(
+                values=dict(row[0].point),
+                scores=["stopped" if self.runs.has_stopped(trial) else self.score.of(trial) for trial in row],
+            )
+            for row in rows
+        ]
+        return Chosen(digest=digest, values=dict(point), trials=sum(map(len, rows)), tried=tried)
+
+    def _made(self, arm: str) -> tuple[list[Trial], list[list[Trial]]]:
+        """The trials to make next, and the trials of each point. Once there are none, the best point is the first."""
+        missing, opening = self._opening(arm)
+        rows, left_out = [[trial] for trial in opening], list[list[Trial]]()
+        for seed in self.tuning.seeds:
+            if seed != self.tuning.seeds[0]:
+                rows = [[*row, self.trial(arm, seed, row[0].point)] for row in rows]
+                missing = [row[-1] for row in rows if not self.runs.done(row[-1])]
+            if missing:
+                break
+            rows.sort(key=lambda row: statistics.fmean(map(self._loss, row)))
+            count = 1 if seed == self.tuning.seeds[-1] else math.ceil(len(rows) / 2)
+            rows, left_out = rows[:count], [*rows[count:], *left_out]
+        return missing, [*rows, *left_out]
+
+    def _opening(self, arm: str) -> tuple[list[Trial], list[Trial]]:
+        """The trials of the first seed: those to make next, and all so far."""
+        seed = self.tuning.seeds[0]
+        if self.tuning.trials is None:
+            trials = [self.trial(arm, seed, point) for point in self.tuning.points()]
+            return [trial for trial in trials if not self.runs.done(trial)], trials
+        proposals, made = Proposals(self.tuning.grid, seed), dict[str, Trial]()
+        for _ in range(self.tuning.trials):
+            trial = self.trial(arm, seed, proposals.ask())
+            if not self.runs.done(trial):
+                return [trial], list(made.values())
+            proposals.tell(self._loss(trial))
+            made.setdefault(trial.folder.name, trial)  # a point that is proposed twice is one trial
+        return [], list(made.values())
+
+    def _loss(self, trial: Trial) -> float:
+        """The score of a trial, the lower the better. One that could not finish is the worst."""
+        if self.runs.has_stopped(trial):
+            return math.inf
+        score = self.score.of(trial)
+        return score if self.score.lower_is_better else -score
