@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from records import line, summary
 from rondo.study.claims.entry import Entry
 from rondo.study.claims.trials import Trials
 
@@ -59,12 +60,9 @@ def made(
 
 
 def write(folder: Path, sent: int, scores: Sequence[float], clients: int = 1) -> None:
-    lines = [
-        {"round": k, "bytes_up": sent - 1, "bytes_down": 1, "scores": {}, "measures": {"score": s}, "diagnostics": None}
-        for k, s in enumerate(scores)
-    ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    summary = {"rounds": len(lines), "seconds": {"all": 1.0}, "measures": {"before": {}}, "clients": clients}
-    (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    lines = [line(k, bytes_up=max(0, sent - 1), bytes_down=min(1, sent), measures={"score": s}) for k, s in enumerate(scores)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines), encoding="utf-8")
+    content = summary(len(lines), seconds={"all": 1.0}, clients=clients)
+    (folder / "summary.json").write_text(json.dumps(content), encoding="utf-8")
     manifest = {"versions": {}, "config": {}, "device": "cpu", "threads": 1}
     (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")

@@ -40,9 +40,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "rondo"
 ROOMS: Mapping[str, Sequence[str]] = {
-    "reproduce": ("reproduce",),
     "doctor": ("doctor",),
-    "tune": ("tune", "reproduce"),
     "lowrank.py": ("test_lowrank.py", "golden"),
     "own_code.py": ("test_own_code.py", "test_process.py"),
     "process.py": ("test_own_code.py", "test_process.py"),
@@ -52,7 +50,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
     "algorithms": ("test_params.py", "test_algorithm.py", "algorithms", "golden"),
     "roles.py": ("test_params.py", "test_algorithm.py", "algorithms", "golden"),
     "testing": ("laws",),
-    "report": ("report", "runs/watching", "runs/test_compare.py"),
+    "report": ("report", "runs/watching", "study/test_compare.py"),
     "data": ("data", "config/test_bad_input.py", "runs/test_more_tests.py"),
     "results": ("results", "runs/test_more_tests.py", "runs/test_answering_run.py", "runs/test_whole_training.py"),
     "tasks": ("tasks",),

@@ -213,7 +213,7 @@ HYPERPARAMETERS: dict[tuple[str, str, str], Any] = {
 """Each line of the papers' hyperparameters (paper, data set, key): the rows with their key and value, or a passage of
 their text."""
 IN_ENTRIES = {("fedrep", "synthetic fig3", "d;k;m;r"): "10;2;5;0.1", ("fedrep", "synthetic fig4", "n;d;k"): "100;20;2"}
-"""Lines that entries of ``rondo reproduce`` have in place of rows, with the values in tests/study/claims/test_entries."""
+"""Lines that entries of ``rondo reproduce`` have in place of rows, valued in tests/study/claims/test_entries."""
 IN_TENTHS = {("fedrep", "PerFedAvg", "inner_lr;support;target"): {8, 2}}
 """Eight rows to two are a support of 0.8."""
 MORE: tuple[tuple[tuple[str, str, str], Any, str, Any], ...] = (

@@ -11,12 +11,14 @@ from contextlib import nullcontext
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from records import line, summary
 from rondo.config import ConfigError, load
 from rondo.errors import Problem
-from rondo.records import durable, manifest
+from rondo.records import durable, manifest, schema
 from rondo.records.directory import RunDirectory, to_toml
 from rondo.records.manifest import environment, must_equal, recorded, rows_of
 
@@ -96,24 +98,36 @@ def test_pipe_in_a_run_is_refused(tmp_path: Path) -> None:
     assert [(p.path, p.message) for p in error.value.problems] == [("RUN_DIR", message)]
 
 
-@pytest.mark.parametrize("content", [None, b"{", b"\xff"])
-def test_broken_metrics_are_named(content: bytes | None, tmp_path: Path) -> None:
-    if content is not None:
-        (tmp_path / "metrics.jsonl").write_bytes(content)
-    with pytest.raises(ConfigError, match=r"  RUN_DIR: metrics\.jsonl cannot be read: .+"):
+@pytest.mark.parametrize("content", [b"{\n", b"\xff\n"])
+def test_broken_metrics_are_named(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"  RUN_DIR: metrics\.jsonl, line 1 is not as a run writes it \(.+\)"):
         RunDirectory(tmp_path).rounds()
 
 
-@pytest.mark.parametrize("summary", [{"rounds": 3}, {"rounds": 1}, {}, [2]])
-def test_metrics_of_a_finished_run_are_all_there(summary: object, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [3, 1])
+def test_metrics_of_a_finished_run_are_all_there(rounds: int, tmp_path: Path) -> None:
     """A file that was cut between two lines is damaged too."""
     directory = RunDirectory(tmp_path)
-    directory.metrics.write_text('{"round": 0}\n{"round": 1}\n', encoding="utf-8")
-    directory.write("summary.json", {"rounds": 2})
+    directory.metrics.write_text("".join(json.dumps(line(i)) + "\n" for i in range(2)), encoding="utf-8")
+    directory.write("summary.json", summary(2))
     assert [record["round"] for record in directory.rounds()] == [0, 1]
-    (tmp_path / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    directory.write("summary.json", summary(rounds))
     with pytest.raises(ConfigError, match=r"  RUN_DIR: metrics\.jsonl has 2 rounds, which is not what summary\.json"):
         directory.rounds()
+
+
+@pytest.mark.parametrize(("name", "content"), [("metrics.jsonl", line(0)), ("summary.json", summary(0))])
+def test_writer_and_readers_have_the_same_fields(name: str, content: dict[str, Any]) -> None:
+    """A field that only one of the two knows is refused by both."""
+    assert schema.parsed(name, schema.text(name, content)) == content
+    more, less = {**content, "new": 1}, {key: value for key, value in content.items() if key != "scores"}
+    less.pop("before", None)
+    for wrong in (more, less):
+        with pytest.raises(KeyError, match=r"new|scores|before"):
+            schema.text(name, wrong)
+        with pytest.raises(ValueError, match=r"new: Extra inputs|scores: Field required|before: Field required"):
+            schema.parsed(name, json.dumps(wrong).encode())
 
 
 def test_configuration_is_read_back(tmp_path: Path) -> None:
@@ -153,7 +167,7 @@ def test_json_files_are_read_back(tmp_path: Path) -> None:
     content = {"labels": ["é", "好", "😀", "\u202e"], "x": None, "y": 0.1}
     directory.write("manifest.json", content)
     assert directory.read("manifest.json") == content
-    records = [{"round": 0, "loss": None}, {"round": 1, "client": "好\n\u2028\x85"}]
+    records = [line(0), line(1, skipped="好\n\u2028\x85")]
     text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
     directory.metrics.write_text(text, encoding="utf-8")
     assert directory.rounds() == records
@@ -163,13 +177,13 @@ def test_json_files_are_read_back(tmp_path: Path) -> None:
 def test_missing_or_broken_file_is_named(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "partition.json").write_text(content)
-    with pytest.raises(ConfigError, match=r"RUN_DIR: partition\.json cannot be read"):
+    with pytest.raises(ConfigError, match=r"RUN_DIR: partition\.json (cannot be read|is not as a run writes it)"):
         RunDirectory(tmp_path).read("partition.json")
 
 
 def test_file_without_utf8_is_named(tmp_path: Path) -> None:
     (tmp_path / "partition.json").write_bytes(b'{"a": "\xff"}')
-    with pytest.raises(ConfigError, match=r"partition\.json cannot be read"):
+    with pytest.raises(ConfigError, match=r"partition\.json is not as a run writes it"):
         RunDirectory(tmp_path).read("partition.json")
 
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rondo
-from kinds_of_runs import configured
+from kinds_of_runs import configured, make_sources
 from rondo.errors import ConfigError
-from rondo.records.read import claims, folders, read, rounds, stopped
+from rondo.records.directory import RunDirectory
+from rondo.records.read import claims, folders, read, stopped
+from rondo.records.schema import Holding, Partition, Round, Shape, Summary
+from small_runs import reviews, write_rows
 
 RECORD = (
     '{"round": %s, "sampled": 1, "clients": 1, "failed": [], "rejected": {}, "skipped": null, "loss": null, '
@@ -50,11 +55,12 @@ def test_run_that_goes_on_has_the_scores_of_its_checkpoint(finished: Path, copy:
 
 
 def test_line_that_is_being_written_is_left_out(copy: Path) -> None:
+    (copy / "summary.json").unlink()
     whole = (copy / "metrics.jsonl").read_bytes()
     (copy / "metrics.jsonl").write_bytes(whole[:-20])
-    assert [record["round"] for record in rounds(copy)] == [0, 1]
+    assert [record["round"] for record in RunDirectory(copy).rounds()] == [0, 1]
     (copy / "metrics.jsonl").unlink()
-    assert list(rounds(copy)) == []
+    assert RunDirectory(copy).rounds() == []
 
 
 @pytest.mark.parametrize(
@@ -133,3 +139,35 @@ def test_claims_of_an_entry_are_those_on_its_page(copy: Path) -> None:
     assert claim.at_equal_bytes == "open"
     page.unlink()
     assert claims([copy]) == []
+
+
+def test_every_field_of_the_schema_is_written_by_some_run(finished: Path, tmp_path: Path) -> None:
+    """The reverse, a field that is written and not in the schema, ends any run of these tests."""
+    sources = make_sources(tmp_path)
+    private: dict[str, Any] = {
+        "privacy": {"adversary": "server", "unit": "example", "clip": 1.0, "noise": 1.0, "delta": 0.01}
+    }
+    private |= {"clients": {"weighting": "uniform"}, "evaluation": {"diagnostics_every": 0}}
+    private |= {"task": {"text": "text", "label": "label", "max_length": 32, "labels": ["neg", "pos"]}}
+    write_rows(sources / "test.csv", reviews(20, seed=1))
+    files = {"source": str(sources / "rows.csv"), "test_source": str(sources / "test.csv")}
+    dealt = {"data": files, "partition": {"clients": 4, "deal_tests": True}}
+    changes: list[dict[str, Any]] = [
+        {"evaluation": {"local_only": True, "diagnostics_every": 1}},
+        private,
+        {"algorithm": {"name": "flexlora"}, "clients": {"ranks": {"1": 0.5, "2": 0.5}}, **dealt},
+    ]
+    runs = [RunDirectory(finished)]
+    for number, of_run in enumerate(changes):
+        config, _ = configured("shared factors", sources, **of_run)
+        runs.append(RunDirectory(rondo.run(config, run_dir=tmp_path / str(number), device="cpu").run_dir))
+    lines = [line for run in runs for line in run.rounds()]
+    partitions = [run.read("partition.json") for run in runs]
+    written: list[tuple[type[Shape], Sequence[Mapping[str, Any]]]] = [
+        (Round, lines),
+        (Partition, partitions),
+        (Summary, [run.read("summary.json") for run in runs]),
+        (Holding, [holding for partition in partitions for holding in partition["clients"].values()]),
+    ]
+    for shape, contents in written:
+        assert shape.model_fields.keys() == {field for content in contents for field in content}

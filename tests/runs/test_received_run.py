@@ -231,5 +231,5 @@ def test_pipe_in_a_run_directory_is_refused(folder: Path) -> None:
 
 def test_manifest_without_end_is_refused(folder: Path) -> None:
     Path("run/manifest.json").write_text("[" * 100_000)
-    with pytest.raises(ConfigError, match=r"manifest.json cannot be read"):
+    with pytest.raises(ConfigError, match=r"manifest.json is not as a run writes it"):
         rondo.evaluate("run")

@@ -18,7 +18,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ import tomli_w
 from rondo.config.load import load
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError
-from rondo.records import durable
+from rondo.records import durable, schema
 
 
 def _not_made(path: str | Path, reason: str | None, key: str = "--run-dir") -> ConfigError:
@@ -134,11 +133,13 @@ class RunDirectory:
         durable.write(self.path / "config.toml", to_toml(config).encode())
 
     def read(self, name: str) -> Any:
-        """A JSON file of the directory. Raises :class:`ConfigError` if it is missing or broken."""
+        """A JSON file of the directory. Raises :class:`ConfigError` if it is missing, or is not as a run writes it."""
         try:
-            return json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
+            return schema.parsed(name, (self.path / name).read_bytes())
+        except OSError as error:
             raise ConfigError.at("RUN_DIR", f"{name} cannot be read: {error}") from None
+        except ValueError as error:
+            raise _unlike(name, error) from None
 
     def manifest(self) -> dict[str, Any]:
         """``manifest.json``. Raises :class:`ConfigError` if it is missing, broken or no manifest."""
@@ -148,26 +149,41 @@ class RunDirectory:
         return content
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
-        durable.write(self.path / name, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+        durable.write(self.path / name, schema.text(name, content, indent=2) + b"\n")
 
     def rounds(self) -> list[dict[str, Any]]:
-        """The lines of ``metrics.jsonl``. Raises :class:`ConfigError` if the file is missing or broken, or is not that
-        of the summary of a finished run."""
+        """The lines of ``metrics.jsonl``; none where it is not there yet. A last line without its end is being written,
+        and is left out. Raises :class:`ConfigError` for any other that is not as a run writes it, and where a finished
+        run's summary is of another number of rounds."""
+        finished = self.finished  # before the lines are read: a run that ends meanwhile has more
         try:
-            lines = [json.loads(line) for line in self.metrics.read_bytes().splitlines()]
-        except (OSError, ValueError) as error:
+            content = self.metrics.read_bytes() if self.metrics.is_file() else b""
+        except OSError as error:
             raise ConfigError.at("RUN_DIR", f"metrics.jsonl cannot be read: {error}") from None
-        summary = self.read("summary.json") if self.finished else {"rounds": len(lines)}
-        if not isinstance(summary, dict) or summary.get("rounds") != len(lines):
-            message = f"metrics.jsonl has {len(lines)} rounds, which is not what summary.json says"
+        records = []
+        for number, line in enumerate(content.split(b"\n")[:-1]):
+            try:
+                records.append(schema.parsed(self.metrics.name, line))
+                if records[-1]["round"] != number:
+                    raise ValueError(f"it is of round {records[-1]['round']}")
+            except ValueError as error:
+                raise _unlike(f"metrics.jsonl, line {number + 1}", error) from None
+        if finished and self.read("summary.json")["rounds"] != len(records):
+            message = f"metrics.jsonl has {len(records)} rounds, which is not what summary.json says"
             raise ConfigError.at("RUN_DIR", message)
-        return lines
+        return records
+
+
+def _unlike(name: str, reason: ValueError) -> ConfigError:
+    return ConfigError.at("RUN_DIR", f"{name} is not as a run writes it ({reason})")
 
 
 @contextmanager
-def as_written(place: Path, key: str = "--out") -> Iterator[None]:
-    """Within, what ``place``, a run's folder or a file beside runs, has not as Rondo writes it is told with it, under
-    ``key``."""
+def as_written(
+    place: Path, key: str = "--out", remedy: str = "remove it, and what is missing is made anew"
+) -> Iterator[None]:
+    """Within, what ``place``, a run's folder or a file beside runs, has not as Rondo writes it is told with it and
+    ``remedy``, under ``key``."""
     try:
         yield
     except ConfigError as error:
@@ -178,7 +194,7 @@ def as_written(place: Path, key: str = "--out") -> Iterator[None]:
         why = f"has something that Rondo does not write ({type(error).__name__}: {error})"
     else:
         return
-    raise ConfigError.at(key, f"{str(place)!r}: {why}; remove it, and what is missing is made anew")
+    raise ConfigError.at(key, f"{str(place)!r}: {why}; {remedy}")
 
 
 def to_toml(config: RunConfig, unless_set: Sequence[tuple[str, str]] = ()) -> str:

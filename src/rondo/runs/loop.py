@@ -20,7 +20,7 @@ from rondo.engine.transport import Observer
 from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested, visible
 from rondo.models.kernels.out_of_memory import is_out_of_memory
 from rondo.privacy.guarantee import of_model, sentence
-from rondo.records import durable
+from rondo.records import durable, schema
 from rondo.records.directory import RunDirectory
 from rondo.records.durable import Journal, written
 from rondo.records.summary import best_so_far, totals
@@ -207,7 +207,7 @@ class Runner:
         self._score(record, done)
         record["seconds"] = time.perf_counter() - started
         with written(self.directory.path):
-            self.journal.append(json.dumps(record, ensure_ascii=False).encode())
+            self.journal.append(schema.text(self.journal.path.name, record))
         self._commit(done)
         self.done = done
         self.recent.append(record)
@@ -302,7 +302,7 @@ class Runner:
 
     def _finish(self) -> RunResult:
         self.observer.phase("writing")
-        history = self.directory.rounds()
+        history = list(map(json.loads, self.journal.lines(self.journal.position)))
         before, after = self.scores["before"], history[-1]["scores"]
         self._write_adapter(self.directory.adapter, self.done, after)
         summary = self._summary(history, before, after)

@@ -145,10 +145,12 @@ def test_served_page_shows_a_new_round(chromium: Browser, tmp_path: Path) -> Non
     folder = rondo.run(config, run_dir=tmp_path / "run", device="cpu").run_dir
     lines = (folder / "metrics.jsonl").read_bytes()
     (folder / "metrics.jsonl").write_bytes(lines.splitlines(keepends=True)[0])
+    (folder / "summary.json").rename(folder / "summary.later")
     with serving([folder]) as address:
         chromium.open(address, offline=False)
         assert "finished, 3 of 3" not in chromium.value("document.body.textContent")
         (folder / "metrics.jsonl").write_bytes(lines)
+        (folder / "summary.later").rename(folder / "summary.json")
         for _ in range(100):
             time.sleep(0.1)
             with contextlib.suppress(AssertionError):  # between two pages there is no document

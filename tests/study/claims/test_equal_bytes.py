@@ -70,7 +70,7 @@ def test_clients_of_a_run_that_stopped_are_those_of_its_partition(tmp_path: Path
     trials.stopped = {trial.folder.name: "diverged" for trial in trials.runs() if trial.arm == "dear"}
     for name in trials.stopped:
         (trials.folder / name / "summary.json").unlink()
-        partition = {"clients": dict.fromkeys(map(str, range(500)))}
+        partition = {"clients": dict.fromkeys(map(str, range(500)), {"train": 1})}
         (trials.folder / name / "partition.json").write_text(json.dumps(partition), encoding="utf-8")
     (finding,) = findings(trials)
     assert finding.equal_bytes is not None
@@ -252,7 +252,7 @@ def test_own_score_is_of_the_model_that_a_client_ends_with(
     write(tmp_path, 10, [1.0])
     line = json.loads((tmp_path / "metrics.jsonl").read_text(encoding="utf-8"))
     scores = {kind: {"accuracy": {"mean": float(len(kind))}} for kind in kinds}
-    (tmp_path / "metrics.jsonl").write_text(json.dumps({**line, "scores": scores}), encoding="utf-8")
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({**line, "scores": scores}) + "\n", encoding="utf-8")
     trial = Trial("dear", 0, entry().run("dear", 0, tmp_path), tmp_path, held_out=held_out)
     assert Score(metric).of(trial) == len(of)
 
