@@ -60,7 +60,8 @@ def made(
 
 
 def write(folder: Path, sent: int, scores: Sequence[float], clients: int = 1) -> None:
-    lines = [line(k, bytes_up=max(0, sent - 1), bytes_down=min(1, sent), measures={"score": s}) for k, s in enumerate(scores)]
+    traffic = {"bytes_up": max(0, sent - 1), "bytes_down": min(1, sent)}
+    lines = [line(k, measures={"score": s}, **traffic) for k, s in enumerate(scores)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines), encoding="utf-8")
     content = summary(len(lines), seconds={"all": 1.0}, clients=clients)
     (folder / "summary.json").write_text(json.dumps(content), encoding="utf-8")

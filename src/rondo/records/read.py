@@ -135,7 +135,9 @@ def claims(paths: Sequence[Path]) -> list[Claim]:
     decided: list[Claim] = []
     for folder in dict.fromkeys(path.resolve().parent for path in paths):
         facts = _beside(folder.parent / "pages" / "facts" / f"{folder.name}.json", _Facts)
-        for claim in [] if facts is None else facts.claims:
+        if facts is None:
+            continue
+        for claim in facts.claims:
             numbers = (claim.paper, claim.here, claim.seeds, claim.verdict, claim.equal_bytes_per_client)
             decided.append(Claim(folder.name, f"{facts.paper}, {facts.item}", claim.claim, *numbers))
     return decided

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rondo.privacy.guarantee import sentence
+from rondo.records.curve import score
 
 
 def totals(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -69,9 +70,7 @@ def best_so_far(
     they have both, validation rows choose, and test rows do not.
     """
     kinds = ("validation", "clients", "personal") if at_clients else ("global", "cold_start")
-    value = next((record["scores"][kind].get(metric) for kind in kinds if kind in record["scores"]), None)
-    if isinstance(value, Mapping):
-        value = value["mean"]
+    value = score(record["scores"], kinds, metric)
     if not isinstance(value, float):
         return best
     if best is None or (value > best[metric] if higher_is_better else value < best[metric]):

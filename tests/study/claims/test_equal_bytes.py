@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from made_up_runs import CONFIG, PRIVATE, entry, made, write
+from rondo.records.curve import Curve
 from rondo.study.claims import page
 from rondo.study.claims.findings import findings
 from rondo.study.claims.paired import Paired
 from rondo.study.claims.trials import Trials
-from rondo.study.tune.trial import Curve, Score, Trial, place
+from rondo.study.tune.trial import Score, Trial, place
 
 
 def test_dearer_method_holds_at_the_end_and_fails_at_equal_bytes(tmp_path: Path) -> None:
@@ -70,7 +71,7 @@ def test_clients_of_a_run_that_stopped_are_those_of_its_partition(tmp_path: Path
     trials.stopped = {trial.folder.name: "diverged" for trial in trials.runs() if trial.arm == "dear"}
     for name in trials.stopped:
         (trials.folder / name / "summary.json").unlink()
-        partition = {"clients": dict.fromkeys(map(str, range(500)), {"train": 1})}
+        partition = {"clients": {str(i): {"train": 1} for i in range(500)}}
         (trials.folder / name / "partition.json").write_text(json.dumps(partition), encoding="utf-8")
     (finding,) = findings(trials)
     assert finding.equal_bytes is not None

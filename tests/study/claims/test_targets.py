@@ -12,10 +12,10 @@ import pytest
 
 from made_up_runs import CONFIG, PRIVATE, entry, made
 from rondo.errors import ConfigError
+from rondo.records.curve import Curve
 from rondo.study.claims import page
 from rondo.study.claims.entry import Entry
 from rondo.study.claims.findings import findings
-from rondo.study.tune.trial import Curve
 
 CLAIM = {"claim": "the cheap one needs fewer", "plus": ["dear"], "minus": ["cheap"], "source": "none"}
 OFTEN = [1.0, 2.0, 3.0, 4.0]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, TypeAlias
 
+from rondo.records.curve import Spread, points
 from rondo.records.recorded import Recorded
-from rondo.records.student import half_interval
 from rondo.report.page.groups import Group
 from rondo.report.page.markup import compact, finite
 
@@ -67,25 +67,12 @@ class Score:
     log: bool = False
 
 
-@dataclass(frozen=True)
-class Spread:
-    """A score of a group after a number of rounds: its mean over seeds, half its 95 % interval, and the seeds."""
-
-    mean: float
-    half: float | None
-    count: int
-
-
 def over_seeds(group: Group, score: Score) -> dict[int, Spread]:
     """The score by rounds, where every run of the group has it that has it at all: a mean whose seeds change along the
     line would jump."""
     runs = [points for run in group.runs if (points := score.points(run))]
     rounds = sorted(set.intersection(*(set(points) for points in runs))) if runs else []
-    spreads = {}
-    for done in rounds:
-        values = [points[done] for points in runs]
-        spreads[done] = Spread(statistics.fmean(values), half_interval(values), len(values))
-    return spreads
+    return {done: Spread.of([points[done] for points in runs]) for done in rounds}
 
 
 def last(group: Group, score: Score) -> Spread | None:
@@ -100,7 +87,7 @@ def lines_of(groups: Sequence[Group], score: Score) -> Iterator[Line]:
         spreads = over_seeds(group, score)
         if not spreads:
             continue
-        low, high = ([None if s.half is None else s.mean + sign * s.half for s in spreads.values()] for sign in (-1, 1))
+        low, high = zip(*(spread.ends or (None, None) for spread in spreads.values()), strict=True)
         intervals = (low, high) if any(end is not None for end in low) else ((), ())
         yield Line(group.label, style, list(spreads), [spread.mean for spread in spreads.values()], *intervals)
 
@@ -128,11 +115,11 @@ def _places(group: Group, part: Callable[[Mapping[str, Any]], float]) -> Iterato
         yield statistics.fmean(of_run[rounds] for of_run in sums if len(of_run) > rounds)
 
 
-def of_records(value: Callable[[Mapping[str, Any]], Any], before: Callable[[Recorded], Any]) -> Callable[..., Points]:
+def of_records(value: Callable[[Mapping[str, Any]], Any]) -> Callable[[Recorded], Points]:
     """The points of a number that each record may have, and that there may be before the first round; finite ones."""
 
-    def points(run: Recorded) -> dict[int, float]:
-        values = [(0, before(run)), *((record["round"] + 1, value(record)) for record in run.rounds)]
-        return {done: number for done, place in values if (number := finite(place)) is not None}
+    def of(run: Recorded) -> dict[int, float]:
+        found = points(run.rounds, lambda record: finite(value(record)), run.before, run.measures_before)
+        return {point.rounds: point.value for point in found}
 
-    return points
+    return of

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rondo.records.over_seeds import OWN_KINDS
+from rondo.records.curve import OWN_KINDS
 from rondo.records.recorded import Recorded
 from rondo.records.student import half_interval
 from rondo.report.page.charts import Chart, Line

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rondo.records.over_seeds import FINE_TUNED_KINDS, OWN_KINDS, TEST_KINDS
+from rondo.records.curve import FINE_TUNED_KINDS, OWN_KINDS, TEST_KINDS, score
 from rondo.records.recorded import Recorded
 from rondo.report.page.charts import Score, of_records
 from rondo.report.page.groups import Group
@@ -49,34 +49,31 @@ def primary_of(found: Sequence[Score], family: str) -> Score | None:
 
 def _on_tests(runs: Sequence[Recorded]) -> Iterator[Score]:
     for metric in _metrics(runs, TEST_KINDS):
-        yield Score(_TEST, _title(runs, metric), of_records(*_reading(TEST_KINDS, metric)))
+        yield Score(_TEST, _title(runs, metric), of_records(_reading(TEST_KINDS, metric)))
     more = {name for run in runs for record in run.rounds for name in record["scores"].get("more_tests", {})}
     for name in sorted(more):
         for metric in _metrics(runs, TEST_KINDS):
-            yield Score(f"test set {name}", _title(runs, metric), of_records(*_of_more(name, metric)))
+            yield Score(f"test set {name}", _title(runs, metric), of_records(_of_more(name, metric)))
 
 
 def _at_clients(runs: Sequence[Recorded]) -> Iterator[Score]:
     for family, kinds in ((_OWN, OWN_KINDS), (_TUNED, FINE_TUNED_KINDS)):
         for metric in _metrics(runs, kinds):
             for part, said in _AT_CLIENTS.items():
-                score = Score(family, f"{_title(runs, metric)}, {said}", of_records(*_reading(kinds, metric, part)))
+                score = Score(family, f"{_title(runs, metric)}, {said}", of_records(_reading(kinds, metric, part)))
                 if any(score.points(run) for run in runs):
                     yield score
 
 
 def _measures(runs: Sequence[Recorded]) -> Iterator[Score]:
     for name in dict.fromkeys(n for run in runs for n in (*run.measures_before, *_of_last(run, "measures"))):
-        points = of_records(
-            lambda record, name=name: record.get("measures", {}).get(name),  # type: ignore[misc]
-            lambda run, name=name: run.measures_before.get(name),  # type: ignore[misc]
-        )
+        points = of_records(lambda record, name=name: record.get("measures", {}).get(name))  # type: ignore[misc]
         log = all(value > 0 for run in runs for value in points(run).values())
         yield Score("the model itself", name.replace("_", " "), points, log)
 
 
 def _loss(runs: Sequence[Recorded]) -> Iterator[Score]:
-    points = of_records(lambda record: record["loss"], lambda run: None)
+    points = of_records(lambda record: record.get("loss"))
     if any(points(run) for run in runs):
         yield Score("training", "training loss", points)
 
@@ -96,22 +93,14 @@ def _title(runs: Sequence[Recorded], metric: str) -> str:
     return next((run.titles[metric] for run in runs if metric in run.titles), metric)
 
 
-def _reading(kinds: Mapping[str, str], metric: str, part: str = "mean") -> Any:
-    """Reads a metric of the first of ``kinds`` in a record, and in a run's scores before the first round."""
-
-    def read(scores: Mapping[str, Any]) -> Any:
-        value = next((scores[kind].get(metric) for kind in kinds if kind in scores), None)
-        return value.get(part) if isinstance(value, Mapping) else value
-
-    return (lambda record: read(record["scores"])), (lambda run: read(run.before))
+def _reading(kinds: Mapping[str, str], metric: str, part: str = "mean") -> Callable[[Mapping[str, Any]], Any]:
+    """Reads a metric of the first of ``kinds`` in a record."""
+    return lambda record: score(record["scores"], kinds, metric, part)
 
 
-def _of_more(name: str, metric: str) -> Any:
-    def read(scores: Mapping[str, Any]) -> Any:
-        tests = scores.get("more_tests", {})
-        return tests[name].get(metric) if isinstance(tests.get(name), Mapping) else None
-
-    return (lambda record: read(record["scores"])), (lambda run: read(run.before))
+def _of_more(name: str, metric: str) -> Callable[[Mapping[str, Any]], Any]:
+    """Reads a metric on the test set ``name`` in a record."""
+    return lambda record: score(record["scores"].get("more_tests", {}), (name,), metric)
 
 
 def _of_last(run: Recorded, key: str) -> Mapping[str, Any]:

@@ -123,7 +123,7 @@ def _scores(page: Page, groups: Sequence[Group], all_scores: Sequence[Score]) ->
 
 def _diagnostics(groups: Sequence[Group]) -> Iterator[Chart]:
     for key, title in _DIAGNOSTICS.items():
-        points = of_records(lambda record, key=key: (record.get("diagnostics") or {}).get(key), lambda run: None)  # type: ignore[misc]
+        points = of_records(lambda record, key=key: (record.get("diagnostics") or {}).get(key))  # type: ignore[misc]
         if lines := list(lines_of(groups, Score("", key, points))):
             yield Chart(title, "rounds", key.replace("_", " "), lines)
 
@@ -132,19 +132,21 @@ def _traffic(groups: Sequence[Group]) -> Iterator[Chart]:
     for way, title in (("bytes_up", "Up in a round, all clients"), ("bytes_down", "Down in a round, all clients")):
         most = max((record[way] for group in groups for run in group.runs for record in run.rounds), default=0)
         name, size = unit(most)
-        points = of_records(lambda record, way=way, size=size: record[way] / size, lambda run: None)  # type: ignore[misc]
+        points = of_records(
+            lambda record, way=way, size=size: record[way] / size if way in record else None  # type: ignore[misc]
+        )
         if lines := list(lines_of(groups, Score("", way, points))):
             yield Chart(title, "rounds", name, lines)
 
 
 def _failed(groups: Sequence[Group]) -> Iterator[Chart]:
-    points = of_records(lambda record: len(record["failed"]), lambda run: None)
+    points = of_records(lambda record: len(record["failed"]) if "failed" in record else None)
     if any(record["failed"] for group in groups for run in group.runs for record in run.rounds):
         yield Chart("Clients that failed", "rounds", "clients", list(lines_of(groups, Score("", "failed", points))))
 
 
 def _epsilon(groups: Sequence[Group]) -> Iterator[Chart]:
-    points = of_records(lambda record: record.get("epsilon"), lambda run: None)
+    points = of_records(lambda record: record.get("epsilon"))
     if lines := list(lines_of(groups, Score("", "epsilon", points))):
         yield Chart("Epsilon of everything published so far", "rounds", "epsilon", lines)
 

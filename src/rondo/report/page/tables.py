@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from rondo.records.curve import Spread
 from rondo.records.recorded import Claim, Recorded
 from rondo.records.student import half_interval
 from rondo.records.summary import totals
-from rondo.report.page.charts import Score, Spread, last, over_seeds
+from rondo.report.page.charts import Score, last, over_seeds
 from rondo.report.page.groups import Group
 from rondo.report.page.markup import Html, interval, number, table, tag
 from rondo.report.page.scores import primary_of, worst_tenth

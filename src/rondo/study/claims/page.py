@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from rondo.config import toml_file
 from rondo.records import durable
+from rondo.records.curve import Curve
 from rondo.records.directory import RunDirectory, as_written
 from rondo.records.summary import WITHHELD, weakest_guarantee
 from rondo.report.terminal import human_bytes
@@ -23,7 +24,6 @@ from rondo.study.claims.index import row
 from rondo.study.claims.paired import ROUNDING, Paired, one_value
 from rondo.study.claims.trials import Trials
 from rondo.study.claims.verdict import Verdict
-from rondo.study.tune.trial import Curve
 
 _LEAST_P = 1e-12
 """Below it a probability is what is left of one less another, near one, and none of its digits count."""

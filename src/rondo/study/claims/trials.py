@@ -14,11 +14,12 @@ import statistics
 from pathlib import Path
 
 from rondo.errors import ConfigError
+from rondo.records.curve import Curve
 from rondo.study.claims import entry as entries
 from rondo.study.claims.entry import Entry
 from rondo.study.tune.chosen import Chosen
 from rondo.study.tune.search import Search
-from rondo.study.tune.trial import Curve, Runs, Trial, place
+from rondo.study.tune.trial import Runs, Trial, place
 from rondo.study.tune.tuning import Point
 
 

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rondo.records.over_seeds import run_rows
 from rondo.report.html import html_table
 from rondo.report.terminal import comparison_columns, comparison_notes, comparison_rows, comparison_title
+from rondo.study.compare.over_seeds import run_rows
 
 if TYPE_CHECKING:
     import pandas

@@ -9,16 +9,10 @@ from typing import Any
 from rondo import own_code
 from rondo.config import task_kinds as tasks
 from rondo.config.schema import RunConfig
+from rondo.records.curve import FINE_TUNED_KINDS, OWN_KINDS, PERSONAL_KINDS, TEST_KINDS, points
 from rondo.records.directory import RunDirectory
-from rondo.records.over_seeds import (
-    FINE_TUNED_KINDS,
-    OWN_KINDS,
-    PERSONAL_KINDS,
-    TEST_KINDS,
-    mean_and_deviation,
-    score_of,
-)
 from rondo.records.summary import costs
+from rondo.study.compare.over_seeds import mean_and_deviation, score_of
 from rondo.study.compare.places import Planned
 
 
@@ -49,21 +43,17 @@ def numbers(planned: Planned, question: Question) -> dict[str, Any]:
     measure = None if test is not None else _first(summary["measures"]["before"], measures)
     kinds = PERSONAL_KINDS if personal is not None else TEST_KINDS if test is not None else OWN_KINDS
 
-    def score(scores: Mapping[str, Any], measures: Mapping[str, float]) -> float | None:
+    def value(record: Mapping[str, Any]) -> Any:
         if measure is not None:
-            return measures.get(measure)
-        found = score_of(scores, kinds, primary)
+            return record.get("measures", {}).get(measure)
+        found = score_of(record["scores"], kinds, primary)
         return None if found is None else found["score"]
 
     def told(cost: Any) -> Any:
         return None if planned.config.guarantee.secret_turnout else cost
 
-    points = [(0, told(0), score(summary["before"], summary["measures"]["before"]))]
-    total_bytes = 0
-    for record in rounds:
-        total_bytes += record["bytes_up"] + record["bytes_down"]
-        points.append((record["round"] + 1, told(total_bytes), score(record["scores"], record.get("measures", {}))))
-    curve = [{"round": r, "bytes": b, "score": s} for r, b, s in points if s is not None]
+    places = points(rounds, value, summary["before"], summary["measures"]["before"])
+    curve = [{"round": place.rounds, "bytes": told(place.bytes), "score": place.value} for place in places]
     interference = [(r.get("diagnostics") or {}).get("interference") for r in rounds]
     return {
         **planned.identity,

@@ -7,8 +7,8 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rondo.records.over_seeds import run_rows
 from rondo.report.terminal import comparison_columns, comparison_notes, comparison_rows, comparison_title
+from rondo.study.compare.over_seeds import run_rows
 
 _SPECIAL = {
     **{letter: f"\\{letter}" for letter in "&%$#_{}"},

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from rondo.records import durable
-from rondo.records.over_seeds import over_seeds
 from rondo.records.words import trained
 from rondo.study.compare.comparison import Comparison
 from rondo.study.compare.numbers import Question, only
+from rondo.study.compare.over_seeds import over_seeds
 from rondo.study.compare.papers import comparison_latex, runs_csv
 from rondo.study.compare.variants import Variant
 

@@ -11,7 +11,6 @@ DIGEST is that of the run's configuration, so that other settings have other fol
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import math
 import re
@@ -19,14 +18,15 @@ import statistics
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, DiskFailed, RunStopped
 from rondo.records import durable
+from rondo.records.curve import Curve, points
 from rondo.records.directory import RunDirectory, as_written, to_toml
 from rondo.runs.taken import OTHER_FOLDER, check_taken
 from rondo.study.reason import reason
@@ -34,10 +34,6 @@ from rondo.study.tune.tuning import Point
 
 if TYPE_CHECKING:
     from rondo.engine.transport import Observer
-
-_ROUNDING = 1e-12
-"""Values below it are rounding: no factor is asked of what follows them."""
-
 
 _CAME_LATER = (("partition", "deal_tests"),)
 """Keys that are younger than published records (docs/results/runs): at their default they are not in DIGEST, or every
@@ -84,43 +80,6 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Curve:
-    """A run's values of the metric: rounds that are done, bytes per client so far, value. A measure has one before the
-    first round too.
-
-    ``bytes``: up and down, the mean over all clients of the run, those that were never drawn among them: the sum over
-    clients would grow with their number, whatever each of them sends. None where they would tell how many took part,
-    and that is a secret.
-    ``privacy``: what ``[privacy]`` protects after the last round, as in ``summary.json``; None without it.
-    """
-
-    rounds: list[int]
-    bytes: list[float] | None
-    values: list[float]
-    clients: int = 1
-    privacy: Mapping[str, Any] | None = None
-
-    def until(self, *, rounds: float = math.inf, bytes: float = math.inf) -> Curve:
-        """The part with no more than so many rounds and bytes."""
-        so_far = self.bytes or [0.0] * len(self.rounds)
-        count = sum(r <= rounds and b <= bytes for r, b in zip(self.rounds, so_far, strict=True))
-        sent = None if self.bytes is None else self.bytes[:count]
-        return replace(self, rounds=self.rounds[:count], bytes=sent, values=self.values[:count])
-
-    def bytes_to(self, target: float, *, lower_is_better: bool = False) -> float | None:
-        """Bytes per client by the first value that reaches ``target``, from below unless ``lower_is_better``; None
-        without one, and where bytes are a secret."""
-        sign = -1 if lower_is_better else 1
-        values = zip(self.bytes or [], self.values, strict=self.bytes is not None)
-        return next((sent for sent, value in values if sign * value >= sign * target), None)
-
-    def largest_factor(self) -> float:
-        """The largest ratio of a value to the one before; 0 of a single value."""
-        pairs = itertools.pairwise(self.values)
-        return max((later / earlier for earlier, later in pairs if earlier > _ROUNDING), default=0.0)
-
-
-@dataclass(frozen=True)
 class Score:
     """The score of a run, from the records of its rounds."""
 
@@ -143,28 +102,24 @@ class Score:
             return self._curve(trial)
 
     def _curve(self, trial: Trial) -> Curve:
-        directory, total = RunDirectory(trial.folder), 0
+        directory = RunDirectory(trial.folder)
         summary = directory.read("summary.json") if directory.finished else None
         before = {} if summary is None else summary["measures"]["before"]
         clients = len(directory.read("partition.json")["clients"]) if summary is None else summary["clients"]
-        sent = list[float]()
         private = None if summary is None else summary.get("privacy")
         # Records that are published with a page may be older than this key, and are of simulations.
         told = None if private is None else {"simulation": True, **private}
+        sent = list[float]()
         curve = Curve([], None if trial.config.guarantee.secret_turnout else sent, [], clients, told)
-        start = {"round": -1, "bytes_up": 0, "bytes_down": 0, "scores": {}, "measures": before}
-        for record in [start, *directory.rounds()]:
-            done = record["round"] + 1
-            total += record["bytes_up"] + record["bytes_down"]
-            value = self._value(record, held_out=trial.held_out)
-            if value is None or done % self.every:
+        for point in points(directory.rounds(), partial(self._value, held_out=trial.held_out), {}, before):
+            if point.rounds % self.every:
                 continue
-            if self.log10 and value <= 0:
-                message = f"{self.metric} is {value} after {done} rounds of {trial.folder.name}"
+            if self.log10 and point.value <= 0:
+                message = f"{self.metric} is {point.value} after {point.rounds} rounds of {trial.folder.name}"
                 raise ConfigError.at("log10", f"{message}, which has no logarithm: make fewer rounds", str(trial))
-            curve.rounds.append(done)
-            sent.append(total / clients)
-            curve.values.append(value)
+            curve.rounds.append(point.rounds)
+            sent.append(point.bytes / clients)
+            curve.values.append(point.value)
         if curve.rounds in ([], [0]):
             where = " on rows held out" if trial.held_out else ""
             message = f"no round has a score {self.metric!r}{where}; the scores are in {trial.folder / 'metrics.jsonl'}"

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rondo.privacy.guarantee import sentence
+from rondo.records.curve import Spread, score
 from rondo.records.summary import weakest_guarantee
 
 
 def score_of(scores: Mapping[str, Any], kinds: Mapping[str, str], primary: str) -> dict[str, Any] | None:
     """The score of the first of ``kinds`` that ``scores`` has, and its model; on own rows, the mean over clients."""
     for kind, model in kinds.items():
-        value = scores.get(kind, {}).get(primary)
-        value = value["mean"] if isinstance(value, Mapping) else value
-        if value is not None:
+        if (value := score(scores, (kind,), primary)) is not None:
             return {"model": model, "score": value}
     return None
 
@@ -23,11 +21,10 @@ def score_of(scores: Mapping[str, Any], kinds: Mapping[str, str], primary: str) 
 def mean_and_deviation(values: Sequence[float | None]) -> dict[str, Any]:
     """Mean (None without values), sample standard deviation (None below two) and count. Leaves out values of None."""
     present = [v for v in values if v is not None]
-    return {
-        "mean": statistics.fmean(present) if present else None,
-        "sd": statistics.stdev(present) if len(present) > 1 else None,
-        "count": len(present),
-    }
+    if not present:
+        return {"mean": None, "sd": None, "count": 0}
+    spread = Spread.of(present)
+    return {"mean": spread.mean, "sd": spread.sd, "count": spread.count}
 
 
 def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -94,15 +91,3 @@ _NUMBERS = (
     "interference",
 )
 """Numbers of a run that are taken over seeds."""
-
-TEST_KINDS = {"global": "global", "cold_start": "cold start"}
-"""Kinds of scores on the common test set, and the model of each."""
-
-OWN_KINDS = {"clients": "global", "personal": "personal"}
-"""Kinds of scores on each client's own validation rows, and the model of each."""
-
-PERSONAL_KINDS = {"personal": "personal"}
-"""Kinds of scores by which a personal method is compared, where it has them, and the model of each."""
-
-FINE_TUNED_KINDS = {"fine_tuned": "fine-tuned"}
-"""Kinds of scores on each client's own validation rows after fine-tuning, and the model of each."""
