@@ -45,7 +45,7 @@ def humaneval(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     from rondo.results.humaneval.score import HumanEval, evaluate_code
 
     start = time.perf_counter()
-    how = HumanEval(str(args.humaneval), 1, 0.8, args.max_new_tokens, True, False)
+    how = HumanEval(str(args.humaneval), 1, 0.8, args.max_new_tokens, True)
     found = evaluate_code(folder, how)
     completions = found.pop("completions")
     reasons = Counter((c["reason"] or "passed").split(":")[0] for c in completions)

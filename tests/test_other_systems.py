@@ -38,7 +38,7 @@ for holder, names in {{
 
 EVERY_MODULE = """
 import rondo
-LINUX = "rondo.results.humaneval"  # programs of a model run in jails of Linux alone
+LINUX = "rondo.results.humaneval"  # programs of a model run on Linux alone
 refused = {}
 for module in pkgutil.walk_packages(rondo.__path__, "rondo.", onerror=lambda name: None):
     if module.name.startswith(LINUX):

@@ -172,7 +172,7 @@ def test_harnesses_of_causal_models_are_refused(finished: rondo.RunResult, tmp_p
     for start, key in (
         (lambda: evaluate_by_harness(finished.run_dir, ["x"], tmp_path / "tasks"), "--lm-eval"),
         (
-            lambda: evaluate_code(finished.run_dir, HumanEval(str(problems), allow_execution=True, weak_sandbox=True)),
+            lambda: evaluate_code(finished.run_dir, HumanEval(str(problems), allow_execution=True)),
             "--humaneval",
         ),
         (lambda: rondo.evaluate(finished.run_dir, generate=True, device="cpu"), "--generate"),

@@ -28,10 +28,7 @@ def evaluate(
     temperature: Annotated[float, typer.Option(help="temperature of these draws")] = 0.8,
     max_new_tokens: Annotated[int, typer.Option(help="most tokens of a completion")] = 384,
     allow_execution: Annotated[
-        bool, typer.Option("--allow-execution", help="run the code that the model writes, locked up")
-    ] = False,
-    weak_sandbox: Annotated[
-        bool, typer.Option("--weak-sandbox", help="run it without namespaces: files and network are in its reach")
+        bool, typer.Option("--allow-execution", help="run the code that the model writes, in a sandbox (bubblewrap)")
     ] = False,
     to: Annotated[str | None, typer.Option(help="a new .csv or .jsonl file for HumanEval's completions")] = None,
     lm_eval: Annotated[
@@ -50,7 +47,7 @@ def evaluate(
 
         given = {"--data": data, "--generate": generate}
         _only_with("--lm-eval", lm_eval, {"--lm-eval-tasks": lm_eval_tasks})
-        options = {"--to": to, "--allow-execution": allow_execution, "--weak-sandbox": weak_sandbox}
+        options = {"--to": to, "--allow-execution": allow_execution}
         _only_with("--humaneval", humaneval, options)
         _not_with("--humaneval", humaneval, given)
         _not_with("--lm-eval", lm_eval, {**given, "--humaneval": humaneval})
@@ -69,7 +66,7 @@ def evaluate(
         elif humaneval is not None:
             from rondo.results.humaneval.score import HumanEval, evaluate_code
 
-            how = HumanEval(humaneval, samples, temperature, max_new_tokens, allow_execution, weak_sandbox)
+            how = HumanEval(humaneval, samples, temperature, max_new_tokens, allow_execution)
             result = evaluate_code(path, how, client=client, device=device, tried=_progress, **allowed)
             completions = result.pop("completions")
             if to is not None:

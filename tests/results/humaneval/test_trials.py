@@ -1,16 +1,16 @@
-"""Trials of code: values that go between the two jails, and the weak mode."""
+"""Trials of code: values that go between the two sandboxes, and machines without one."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter, OrderedDict, namedtuple
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rondo.results.humaneval.parts import from_json, to_json
-from rondo.results.humaneval.sandbox import Limits, Mode, Trial, Unavailable, attempt, check
+from rondo.results.humaneval.sandbox import Trial, Unavailable, attempt, check
 
 RIGHT = "def square(x):\n    return x * x\n"
 TEST = "def check(candidate):\n    assert candidate(2) == 4\n"
@@ -72,33 +72,20 @@ def test_other_values_are_refused(value: Any) -> None:
         to_json(value)
 
 
-def need(mode: Mode) -> None:
-    """Skip the test where the machine has no such jail, or root's Python is for root alone."""
+@pytest.fixture
+def sandbox() -> None:
+    """Skips the test if the machine has no sandbox."""
     try:
-        check(mode)
+        check()
     except Unavailable as why:
-        pytest.skip(f"no jail: {why}")
+        pytest.skip(f"no sandbox: {why}")
 
 
-@pytest.mark.parametrize("mode", ["namespaces", "weak"])
-def test_tests_may_use_what_the_prompt_defines(mode: Mode) -> None:
-    need(mode)
+def test_tests_may_use_what_the_prompt_defines(sandbox: None) -> None:
     prompt = "import math\ndef area(r):\n    return math.pi * r\n\n\ndef square(x):\n    '''The square.'''\n"
     test = "def check(candidate):\n    assert area(2) == 2 * math.pi\n    assert candidate(x=3) == 9\n"
-    assert attempt(Trial(f"{prompt}    return x * x\n", prompt, test, "square"), mode) is None
-    assert "AssertionError" in str(attempt(Trial(f"{prompt}    return x\n", prompt, test, "square"), mode))
-
-
-def test_weak_mode_limits_processes_files_and_rights() -> None:
-    need("weak")
-    code = "import os\ndef square(x):\n    try:\n        os.fork()\n        return 'forked'\n    except OSError:\n"
-    code += "        return [os.getuid(), os.listdir('.'), sorted(os.environ), os.getcwd()]\n"
-    test = "def check(candidate):\n    raise ValueError(candidate(2))\n"
-    found = str(attempt(Trial(code, "", test, "square"), "weak"))
-    user = 65534 if os.geteuid() == 0 else os.getuid()
-    assert found.startswith(f"ValueError: [{user}, [], ['HOME', 'TMPDIR'], '")
-    sleeping = Trial("import time\ntime.sleep(60)\n", "", TEST, "square")
-    assert attempt(sleeping, "weak", Limits(seconds=0.5)) == "no verdict within 0.5 s"
+    assert attempt(Trial(f"{prompt}    return x * x\n", prompt, test, "square")) is None
+    assert "AssertionError" in str(attempt(Trial(f"{prompt}    return x\n", prompt, test, "square")))
 
 
 SQUARES = {
@@ -127,30 +114,30 @@ def square(x):
 
 
 @pytest.mark.parametrize("name", SQUARES)
-@pytest.mark.parametrize("mode", ["namespaces", "weak"])
-def test_odd_but_right_solution_passes(name: str, mode: Mode) -> None:
-    need(mode)
-    assert attempt(Trial(SQUARES[name], "def square(x):\n    pass\n", TEST, "square"), mode) is None
+def test_odd_but_right_solution_passes(name: str, sandbox: None) -> None:
+    assert attempt(Trial(SQUARES[name], "def square(x):\n    pass\n", TEST, "square")) is None
 
 
-@pytest.mark.parametrize("mode", ["namespaces", "weak"])
-def test_number_of_thousands_of_digits_is_an_answer(mode: Mode) -> None:
-    need(mode)
+def test_number_of_thousands_of_digits_is_an_answer(sandbox: None) -> None:
     test = "def check(candidate):\n    assert candidate(10 ** 5000) == 10 ** 10000\n"
-    assert attempt(Trial(RIGHT, "def square(x):\n    pass\n", test, "square"), mode) is None
+    assert attempt(Trial(RIGHT, "def square(x):\n    pass\n", test, "square")) is None
 
 
-def test_tester_of_the_weak_mode_cannot_be_traced() -> None:
-    """Both parts are of one user there: what the tester says would be the solver's to write."""
-    need("weak")
-    code = """
-import ctypes, os
-def square(x):
-    libc, found = ctypes.CDLL(None, use_errno=True), []
-    for pid in [int(p) for p in os.listdir("/proc") if p.isdigit() and int(p) != os.getpid()]:
-        handle = libc.syscall(434, pid, 0)
-        found += [(pid, fd) for fd in range(12) if handle >= 0 and libc.syscall(438, handle, fd, 0) >= 0]
-    return found
-"""
-    test = "def check(candidate):\n    assert candidate(2) == []\n"
-    assert attempt(Trial(code, "def square(x):\n    pass\n", test, "square"), "weak") is None
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        (None, "bubblewrap is not installed: apt install bubblewrap"),
+        ("echo 'bwrap: No permissions to create new namespace' >&2; exit 1", "No permissions to create new namespace"),
+        ("exit 0", "the tests gave no verdict"),
+    ],
+)
+def test_machine_without_a_sandbox_is_refused(
+    program: str | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if program is not None:
+        fake = tmp_path / "bwrap"
+        fake.write_text(f"#!/bin/sh\nPATH=/bin:/usr/bin\n{program}\n")
+        fake.chmod(0o755)
+    with pytest.raises(Unavailable, match=reason):
+        check()

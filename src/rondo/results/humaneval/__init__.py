@@ -1,1 +1,1 @@
-"""Execution of code that a model wrote, in processes that can do nothing but compute and answer."""
+"""Execution of code that a model wrote, in two sandboxes of bubblewrap that can do nothing but compute and answer."""

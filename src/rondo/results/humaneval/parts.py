@@ -1,4 +1,5 @@
-"""The two parts of a trial, each in a jail of its own: the solver has the code under test, the tester has the tests.
+"""The two parts of a trial, each in its own sandbox: the solver has the code under test, the tester has the tests. Run
+as a script; it imports the standard library only, and nothing of Rondo.
 
 The tester calls a stub of the function: its arguments go to the solver as plain values, and the solver's result
 comes back as a plain value. So the code under test never shares a process with the tests. It cannot read them, replace
@@ -11,10 +12,12 @@ subclass becomes one of its base class, without a comparison of its own.
 from __future__ import annotations
 
 import json
+import os
+import resource
 import sys
 import types
 from collections.abc import Callable
-from typing import IO, Any
+from typing import Any
 
 _PLAIN: dict[type, Callable[[Any], Any]] = {
     bool: lambda v: bool.__bool__(v),
@@ -26,6 +29,10 @@ _PLAIN: dict[type, Callable[[Any], Any]] = {
 }
 _DIGITS = 4000
 """Decimal digits of a number beyond which JSON's reader may refuse it."""
+NOBODY = 65534
+"""The user, and the group, that root becomes."""
+_LARGEST_LINE = 16 * 2**20
+"""Bytes of one call, or of one answer."""
 _GROUPS: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset"}
 
 
@@ -67,20 +74,50 @@ def from_json(content: Any) -> Any:
     return make(from_json(item) for item in inner)
 
 
-def play(part: str, reading: IO[bytes], writing: IO[bytes]) -> None:
-    """Play "solver" or "tester" over these two files, one JSON object per line."""
+def main() -> None:
+    """Read the task, take the limits, and play a part between the standard input and output."""
+    with os.fdopen(int(sys.argv[1]), "rb") as file:
+        task = json.load(file)
+    reading, writing, verdict = (os.fdopen(os.dup(n), mode) for n, mode in ((0, "rb"), (1, "wb"), (2, "wb")))
+    nothing = os.open("/dev/null", os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(nothing, descriptor)
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+    _limit(task["limits"])
 
     def receive() -> Any:
-        line = reading.readline()
-        if not line:
-            raise EOFError("the other part is gone")
+        line = reading.readline(_LARGEST_LINE)
+        if not line.endswith(b"\n"):
+            raise EOFError(f"no answer: over a limit of time, memory or {_LARGEST_LINE >> 20} MiB, or it ended")
         return json.loads(line)
 
     def send(content: Any) -> None:
         writing.write(json.dumps(content).encode() + b"\n")
         writing.flush()
 
-    {"solver": _solve, "tester": _test}[part](receive(), receive, send)
+    if task["part"] == "solver":
+        verdict.close()
+        _solve(task, receive, send)
+    else:
+        verdict.write(json.dumps({"verdict": _test(task, receive, send)}).encode())
+        verdict.close()
+        os._exit(0)
+
+
+def _limit(limits: dict[str, int]) -> None:
+    """Limits that cannot be raised again. No further process or thread can be started."""
+    for kind, value in (
+        (resource.RLIMIT_CPU, limits["processor_seconds"]),
+        (resource.RLIMIT_AS, limits["memory"]),
+        (resource.RLIMIT_FSIZE, limits["folder"]),
+        (resource.RLIMIT_NPROC, 0),
+        (resource.RLIMIT_NOFILE, 32),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(kind, (value, value))
 
 
 def _namespace(name: str) -> dict[str, Any]:
@@ -112,12 +149,12 @@ class NoAnswer(Exception):
     """The code under test raised an error."""
 
 
-def _test(task: dict[str, str], receive: Callable[[], Any], send: Callable[[Any], None]) -> None:
-    """Run the tests ``task["test"]`` of ``task["entry_point"]``, with all that the prompt defines, and send the
-    verdict: None, or the reason of a failure."""
+def _test(task: dict[str, str], receive: Callable[[], Any], send: Callable[[Any], None]) -> str | None:
+    """Run the tests ``task["test"]`` of ``task["entry_point"]``, with all that the prompt defines. The verdict: None,
+    or the reason of a failure."""
 
     def candidate(*args: Any, **kwargs: Any) -> Any:
-        send({"call": to_json((args, kwargs))})
+        send(to_json((args, kwargs)))
         answer = receive()
         if "error" in answer:
             raise NoAnswer(str(answer["error"])[:500])
@@ -129,10 +166,9 @@ def _test(task: dict[str, str], receive: Callable[[], Any], send: Callable[[Any]
         space[task["entry_point"]] = candidate
         exec(compile(task["test"], "<tests>", "exec"), space)
         space["check"](candidate)
-        verdict = None
     except BaseException as error:
-        verdict = _named(error)
-    send({"verdict": verdict})
+        return _named(error)
+    return None
 
 
 def _named(error: BaseException) -> str:
@@ -140,3 +176,7 @@ def _named(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"[:500]
     except BaseException:  # code under test may define its own errors
         return type(error).__name__
+
+
+if __name__ == "__main__":
+    main()

@@ -1,35 +1,26 @@
-"""Trials of code: a function under test in one jail, its tests in another, and the calls between them.
+"""Trials of code: a function under test in one sandbox of bubblewrap (``bwrap``), its tests in another, and a pipe each
+way between them.
 
-The tests' jail gives the verdict. The code under test can influence it only by the values that it returns
+The tests' sandbox gives the verdict. The code under test can influence it only by the values that it returns
 (:mod:`rondo.results.humaneval.parts`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import select
-import signal
+import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
-
-Mode = Literal["namespaces", "weak"]
-_LARGEST_LINE = 16 * 2**20
-"""Bytes of one call, or of one answer."""
-_START_SECONDS = 60
-"""Seconds that a jail may take to start. They do not count against the code under test."""
+from typing import Any, Literal
 
 
 class Unavailable(Exception):
-    """This machine does not lock code up; the message says why."""
+    """This machine has no sandbox; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -59,145 +50,96 @@ class Trial:
     """The function's name."""
 
 
-def attempt(trial: Trial, mode: Mode, limits: Limits | None = None) -> str | None:
+def attempt(trial: Trial, limits: Limits | None = None) -> str | None:
     """Run the tests: None if they pass, else the reason. Raises :class:`Unavailable`."""
     limits = limits or Limits()
     with ExitStack() as stack:
-        tester, solver = (stack.enter_context(_jailed(part, mode, limits)) for part in ("tester", "solver"))
-        tester.ready()
-        solver.ready()
-        deadline = time.monotonic() + limits.seconds
-        try:
-            task = asdict(trial)
-            tester.send({k: task[k] for k in ("prompt", "test", "entry_point")}, deadline)
-            solver.send({k: task[k] for k in ("code", "entry_point")}, deadline)
-            return _verdict(tester, solver, deadline)
-        except TimeoutError:
-            return f"no verdict within {limits.seconds:g} s"
-        except OSError as error:
-            return f"no verdict: {error}"
+        calls, answers = (tuple(map(stack.enter_context, _pipe())) for _ in range(2))
+        tester = stack.enter_context(_started("tester", trial, limits, answers[0], calls[1], stack))
+        stack.callback(tester.kill)
+        solver = stack.enter_context(_started("solver", trial, limits, calls[0], answers[1], stack))
+        stack.callback(solver.kill)
+        for end in (*calls, *answers):
+            end.close()  # a part that ends is then the end of the other's input
+        return _verdict(tester, solver, limits)
 
 
-def _verdict(tester: _Jail, solver: _Jail, deadline: float) -> str | None:
-    """Pass calls from the tests to the code and answers back, until the tests have a verdict."""
-    while True:
-        try:
-            said = json.loads(tester.line(deadline))
-        except (EOFError, ValueError) as error:
-            return f"the tests gave no verdict: {error}"
-        if "call" not in said:
-            reason = said.get("verdict", "the tests gave no verdict")
-            return None if reason is None else str(reason)
-        try:
-            solver.send(said["call"], deadline)
-            answer = solver.line(deadline)
-        except (EOFError, ValueError, OSError) as error:
-            if isinstance(error, TimeoutError):
-                raise
-            return f"no answer: {error}"
-        tester.write(answer, deadline)
+def _verdict(tester: subprocess.Popen[bytes], solver: subprocess.Popen[bytes], limits: Limits) -> str | None:
+    try:
+        _, said = tester.communicate(timeout=limits.seconds)
+    except subprocess.TimeoutExpired:
+        return f"no verdict within {limits.seconds:g} s"
+    solver.kill()
+    _, failure = solver.communicate()  # bubblewrap alone can write there: a part has its errors taken away
+    if not said.startswith(b"{"):
+        failure = said + failure
+    if failure.strip():
+        raise Unavailable(failure.decode(errors="replace").strip().split("\n")[-1])
+    if not said:
+        return "the tests gave no verdict: they ended, or went over a limit of time or memory"
+    reason = json.loads(said)["verdict"]
+    return None if reason is None else str(reason)
 
 
-class _Jail:
-    """A process that plays a part, seen from outside."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self.process, self.rest = process, bytearray()
-        self.into, self.out = process.stdin.fileno(), process.stdout.fileno()
-        os.set_blocking(self.into, False)
-
-    def ready(self) -> None:
-        """Wait until it has locked itself up. Raises :class:`Unavailable`."""
-        try:
-            if self.line(time.monotonic() + _START_SECONDS) == b"ready\n":
-                return
-        except TimeoutError:
-            raise Unavailable(f"a process did not start within {_START_SECONDS} s") from None
-        except EOFError:
-            pass
-        assert self.process.stderr is not None
-        os.set_blocking(self.process.stderr.fileno(), False)
-        reason = (self.process.stderr.read() or b"").decode(errors="replace").strip().split("\n")[-1]
-        raise Unavailable(reason or "the process ended before it was locked up")
-
-    def send(self, content: object, deadline: float) -> None:
-        """Write JSON. Raises OSError, as :meth:`write` does."""
-        self.write(json.dumps(content).encode() + b"\n", deadline)
-
-    def write(self, data: bytes, deadline: float) -> None:
-        """Write a line. Raises TimeoutError, and OSError where nobody reads it."""
-        while data:
-            _, free, _ = select.select([], [self.into], [], _left(deadline))
-            if free:
-                data = data[os.write(self.into, data[:65536]) :]
-
-    def line(self, deadline: float) -> bytes:
-        """The next line. Raises TimeoutError, EOFError at its end, ValueError for one that is too long."""
-        searched = 0
-        while (end := self.rest.find(b"\n", searched)) < 0:
-            searched = len(self.rest)
-            if searched > _LARGEST_LINE:
-                raise ValueError(f"more than {_LARGEST_LINE >> 20} MiB")
-            some, _, _ = select.select([self.out], [], [], _left(deadline))
-            if some:
-                chunk = os.read(self.out, 1 << 20)
-                if not chunk:
-                    raise EOFError("the process ended, or went over a limit of time or memory")
-                self.rest += chunk
-        line = bytes(self.rest[: end + 1])
-        del self.rest[: end + 1]
-        return line
+def _pipe() -> tuple[Any, Any]:
+    reading, writing = os.pipe()
+    return os.fdopen(reading, "rb", buffering=0), os.fdopen(writing, "wb", buffering=0)
 
 
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError
-    return left
+def _started(
+    part: Literal["tester", "solver"], trial: Trial, limits: Limits, into: Any, out: Any, stack: ExitStack
+) -> subprocess.Popen[bytes]:
+    """A process of bubblewrap that plays ``part``."""
+    program = shutil.which("bwrap")
+    if program is None:
+        raise Unavailable("bubblewrap is not installed: apt install bubblewrap (0.8 or later)")
+    bounds = asdict(limits)
+    columns = ("prompt", "test", "entry_point") if part == "tester" else ("code", "entry_point")
+    task = {"part": part, "limits": {k: int(v) for k, v in bounds.items()}, **{k: getattr(trial, k) for k in columns}}
+    file = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+    file.write(json.dumps(task).encode())
+    file.seek(0)
+    python = [os.path.realpath(sys.executable), "-s", "-S", "-P", "-B", "-c"]
+    source = Path(__file__).with_name("parts.py").read_text(encoding="utf-8")
+    try:
+        return subprocess.Popen(
+            [program, *_walls(limits), "--", *python, source, str(file.fileno())],
+            stdin=into,
+            stdout=out,
+            stderr=subprocess.PIPE,
+            pass_fds=[file.fileno()],
+            env={"PYTHONHASHSEED": "0", "HOME": "/work", "TMPDIR": "/work"},
+            cwd="/",
+        )
+    except OSError as error:
+        raise Unavailable(f"no process can be started: {error}") from None
 
 
-@contextmanager
-def _jailed(part: str, mode: Mode, limits: Limits) -> Iterator[_Jail]:
-    """A process that locks itself up and plays ``part``. At the end it is killed, with all that it started."""
-    here = Path(__file__).parent
-    with tempfile.TemporaryDirectory(prefix="rondo-", ignore_cleanup_errors=True) as root:
-        if os.geteuid() == 0:
-            os.chmod(root, 0o755)
-            if mode == "weak":
-                os.chown(root, 65534, 65534)
-        settings = {
-            "part": part,
-            "parts": str(here / "parts.py"),
-            "root": root,
-            "weak": mode == "weak",
-            "limits": {k: int(v) for k, v in asdict(limits).items()},
-        }
-        try:
-            process = subprocess.Popen(
-                [sys.executable, "-s", "-S", "-P", "-B", str(here / "jail.py"), json.dumps(settings)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={"PYTHONHASHSEED": "0"},
-                cwd="/",
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise Unavailable(f"no process can be started: {error}") from None
-        with process:
-            try:
-                yield _Jail(process)
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+def _walls(limits: Limits) -> list[str]:
+    """Namespaces without a network, and a root of Python's libraries, read-only, and an empty folder in memory."""
+    places = {os.path.dirname(os.__file__), os.path.join(sys.base_prefix, "lib"), os.path.realpath(sys.executable)}
+    places |= {"/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache"}
+    folders = {str(parent) for place in (*places, "/dev/null") for parent in Path(place).parents}
+    made = [word for folder in sorted(folders, key=len) for word in ("--perms", "0755", "--dir", folder)]
+    bound = [word for place in sorted(places, key=len) for word in ("--ro-bind-try", place, place)]
+    if os.geteuid() == 0:  # in a user namespace it could become nobody else, and no limit of processes holds for root
+        user = ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    else:
+        user = ["--unshare-user", "--disable-userns"]
+    return [
+        *("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try", *user),
+        *("--die-with-parent", "--new-session"),
+        *made,
+        *bound,
+        *("--dev-bind", "/dev/null", "/dev/null"),
+        *("--perms", "1777", "--size", str(limits.folder), "--tmpfs", "/work"),
+        *("--remount-ro", "/", "--chdir", "/work"),
+    ]
 
 
-def check(mode: Mode) -> None:
+def check() -> None:
     """Run one trial that is known to pass. Raises :class:`Unavailable` with the reason."""
     code = "import hashlib, math, random\ndef one():\n    return math.isqrt(1)\n"
-    trial = Trial(code, "import math\n", "def check(one):\n    assert one() == 1\n", "one")
-    reason = attempt(trial, mode)
+    reason = attempt(Trial(code, "import math\n", "def check(one):\n    assert one() == 1\n", "one"))
     if reason is not None:
         raise Unavailable(f"it fails a function that is known to be right: {reason}")

@@ -20,7 +20,7 @@ from rondo.errors import ConfigError, Problem, headed
 from rondo.models.forms.generation import Generation
 from rondo.models.forms.model import NetworkPredictor
 from rondo.results.evaluate import Scored, model_of
-from rondo.results.humaneval.sandbox import Mode, Trial, Unavailable, attempt, check
+from rondo.results.humaneval.sandbox import Trial, Unavailable, attempt, check
 
 STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 """Texts that end a completion (Chen et al., section 2.2 and the paper's own list)."""
@@ -37,7 +37,6 @@ class HumanEval:
     ``file``: the problems, with the columns of HumanEval.
     ``samples``: completions per problem; with one it is the likeliest, with more they are drawn at ``temperature``.
     ``allow_execution``: run what the model wrote.
-    ``weak_sandbox``: run it even where the machine does not lock it up.
     """
 
     file: str
@@ -45,10 +44,9 @@ class HumanEval:
     temperature: float = 0.8
     max_new_tokens: int = 384
     allow_execution: bool = False
-    weak_sandbox: bool = False
 
-    def check(self) -> Mode:
-        """The mode of the jail. Raises :class:`ConfigError` without the consent to run code, or without a jail."""
+    def check(self) -> None:
+        """Raises :class:`ConfigError` without the consent to run code, or without a sandbox."""
         problems = []
         if not self.allow_execution:
             message = "code that a model wrote is not run unasked; set this to run it, locked up"
@@ -59,14 +57,10 @@ class HumanEval:
             problems.append(Problem("--temperature", f"must be above 0, got {self.temperature:g}"))
         if problems:
             raise ConfigError(problems)
-        mode: Mode = "weak" if self.weak_sandbox else "namespaces"
         try:
-            check(mode)
+            check()
         except Unavailable as reason:
-            remedy = "run it on another machine, or in a container of its own with --weak-sandbox, which leaves the "
-            message = f"this machine does not lock code up ({reason}): {remedy}user's files and the network in reach"
-            raise ConfigError.at(_FILE, message) from None
-        return mode
+            raise ConfigError.at(_FILE, f"this machine has no sandbox for code that a model wrote: {reason}") from None
 
 
 @headed("rondo evaluate")
@@ -83,11 +77,12 @@ def evaluate_code(
     """HumanEval of a run directory, or of a folder that it handed over; for a run of the newcomer's model, or of that
     of ``client``. The other options are those of :func:`rondo.evaluate`.
 
-    The result has ``pass@k``, the numbers of ``problems`` and of completions ``executed``, the mode of the ``sandbox``,
-    and under ``completions`` every completion with its ``reason``, None if it passed. Completions are drawn from the
-    run's seed. ``tried`` is told how many completions of how many are tried. Raises :class:`ConfigError`.
+    The result has ``pass@k``, the numbers of ``problems`` and of completions ``executed``, and under ``completions``
+    every completion with its ``reason``, None if it passed. Completions are drawn from the run's seed. ``tried`` is
+    told how many completions of how many are tried. Raises :class:`ConfigError`.
     """
-    mode, problems = how.check(), read_problems(how.file)
+    how.check()
+    problems = read_problems(how.file)
     model = model_of(path, client, device, allow_code=allow_code, allow_changed=allow_changed)
     kind = tasks.TABLE.get(model.assembly.config.task.kind)
     if kind is None or not kind.completes:
@@ -99,12 +94,12 @@ def evaluate_code(
         prompt = _prompt(row)
         trial = Trial(prompt + completion, prompt, row["test"], row["entry_point"])
         try:
-            reason = attempt(trial, mode)
+            reason = attempt(trial)
         except Unavailable as error:
-            raise ConfigError.at(_FILE, f"this machine no longer locks code up: {error}") from None
+            raise ConfigError.at(_FILE, f"the sandbox failed: {error}") from None
         records.append({"task_id": row["task_id"], "completion": completion, "reason": reason})
         tried(number, len(rows))
-    return {**summary(records), "sandbox": mode, "completions": records}
+    return {**summary(records), "completions": records}
 
 
 def read_problems(file: str) -> Rows:
