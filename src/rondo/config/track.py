@@ -26,8 +26,7 @@ def _once(trackers: list[Tracker]) -> list[Tracker]:
 
 
 class TrackConfig(Section):
-    """Trackers that follow the run, each in a process of its own (``docs/how-to/trackers.md``). No bit of the run
-    depends on them."""
+    """Trackers that follow the run, in one thread (``docs/how-to/trackers.md``). No bit of the run depends on them."""
 
     to: Annotated[list[Tracker], AfterValidator(_once)] = Field(default_factory=list)
     """``"tensorboard"``, ``"trackio"``, ``"wandb"``, ``"mlflow"``, several or none."""

@@ -122,3 +122,38 @@ class Observer:
 
     def round_done(self, record: Mapping[str, Any]) -> None:
         """A round is committed. ``record``: its line of ``metrics.jsonl``."""
+
+
+class Tee(Observer):
+    """Tells several observers everything, in their order."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self.observers = observers
+
+    def phase(self, name: Phase) -> None:
+        for observer in self.observers:
+            observer.phase(name)
+
+    def prepared(self, partition: Mapping[str, Any]) -> None:
+        for observer in self.observers:
+            observer.prepared(partition)
+
+    def resumed(self, rounds: int, passed_over: Sequence[str]) -> None:
+        for observer in self.observers:
+            observer.resumed(rounds, passed_over)
+
+    def round_started(self, index: int, clients: int) -> None:
+        for observer in self.observers:
+            observer.round_started(index, clients)
+
+    def client_done(self, client: str, loss: float | None) -> None:
+        for observer in self.observers:
+            observer.client_done(client, loss)
+
+    def client_failed(self, client: str) -> None:
+        for observer in self.observers:
+            observer.client_failed(client)
+
+    def round_done(self, record: Mapping[str, Any]) -> None:
+        for observer in self.observers:
+            observer.round_done(record)

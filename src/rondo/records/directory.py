@@ -11,7 +11,7 @@
     adapter-best/     the same after the round with the best score
     run.log           one line per round, with the time, and why the run stopped
     privacy.key       the secret of sampling and noise, privacy.jsonl what was spent (differential privacy)
-    tracking.json     the id by which trackers know the run; track-NAME.log: all that a tracker prints
+    tracking.json     the id by which trackers know the run
     summary.json      scores before and after, bytes, seconds
     curve.png         the learning curve
 """

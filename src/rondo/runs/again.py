@@ -9,7 +9,6 @@ from pathlib import Path
 
 from rondo.config.load import located
 from rondo.config.schema import RunConfig
-from rondo.config.track import PACKAGES
 from rondo.errors import ConfigError, Problem
 from rondo.records import durable
 from rondo.records.directory import RunDirectory
@@ -32,7 +31,6 @@ _FILES = (
     "sites.json",
     "run.log",
     "tracking.json",
-    *(f"track-{tracker}.log" for tracker in PACKAGES),
     "tensorboard",
     "wandb",
 )

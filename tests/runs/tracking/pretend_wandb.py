@@ -28,8 +28,6 @@ class Run:
         if HOW == "throws once" and step == 2 and not (self.folder / "thrown").exists():
             (self.folder / "thrown").touch()
             raise RuntimeError("a moment ago")
-        if HOW == "dies" and step == 2:
-            os._exit(9)
         if HOW == "hangs" and step == 2:
             time.sleep(600)
         self.file.write(json.dumps(dict(values, step=step)) + "\\n")
@@ -42,9 +40,6 @@ class Run:
 
 
 def init(*, id, dir, resume, mode, project, name, config, settings):
-    if HOW == "prints":
-        for _ in range(100_000):
-            print("x" * 100)
     folder = pathlib.Path(dir, "wandb", f"offline-run-{{time.time_ns()}}-{{id}}")
     folder.mkdir(parents=True)
     (folder / "about.json").write_text(json.dumps([mode, project, name, config]))

@@ -14,7 +14,7 @@ from typing import Any
 
 from rondo.config.load import load
 from rondo.config.schema import RunConfig
-from rondo.engine.transport import Observer
+from rondo.engine.transport import Observer, Tee
 from rondo.errors import ConfigError, DiskFailed, RunInterrupted, RunStopped, StopRequested, headed
 from rondo.federation.identity.keys import ServerKeys
 from rondo.federation.plan import End
@@ -105,7 +105,7 @@ def serve(
                 saved.path = directory.path
                 told(record.bits(noise=settings.guarantee.draws_noise))
 
-            seen = Attendance(observer, sites.standings, clients)
+            seen = Tee(Attendance(sites.standings, clients), observer)
             return launch.start(assembly, run_dir, Onlooker(seen, stop, began), prepare)
 
 
@@ -166,7 +166,7 @@ def resume(
                         with written(directory.path):
                             directory.write("partition.json", assembly.population.report)
 
-                onlooker = Onlooker(Attendance(observer, sites.standings, clients, record.resumed), stop, began)
+                onlooker = Onlooker(Tee(Attendance(sites.standings, clients, record.resumed), observer), stop, began)
                 return launch.go_on(assembly, directory, onlooker, prepare, past_skips=allow_nondeterministic)
 
 

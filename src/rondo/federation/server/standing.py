@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from rondo.engine.transport import Observer, Phase
+from rondo.engine.transport import Observer
 from rondo.records import durable
 
 FILE = "sites.json"
@@ -107,44 +107,32 @@ def _now() -> str:
 
 
 class Attendance(Observer):
-    """An observer that notes which sites take part in each round, and tells another one all that it is told."""
+    """Notes which sites take part in each round. ``resumed_after``: called with the number of rounds after which a run
+    goes on."""
 
     def __init__(
         self,
-        observer: Observer,
         standings: Standings,
         clients: Mapping[str, str],
-        resumed: Callable[[int], None] = lambda rounds: None,
+        resumed_after: Callable[[int], None] = lambda rounds: None,
     ) -> None:
-        """``resumed``: called with the number of rounds after which a run goes on."""
-        self._observer, self._standings, self._clients, self._resumed = observer, standings, clients, resumed
+        self._standings, self._clients, self._resumed_after = standings, clients, resumed_after
         self._answered: set[str] = set()
 
-    def phase(self, name: Phase) -> None:
-        self._observer.phase(name)
-
-    def prepared(self, partition: Mapping[str, Any]) -> None:
-        self._observer.prepared(partition)
-
     def resumed(self, rounds: int, passed_over: Sequence[str]) -> None:
-        self._resumed(rounds)
-        self._observer.resumed(rounds, passed_over)
+        self._resumed_after(rounds)
 
     def round_started(self, index: int, clients: int) -> None:
         self._answered.clear()
-        self._observer.round_started(index, clients)
 
     def client_done(self, client: str, loss: float | None) -> None:
         self._answered.add(client)
-        self._observer.client_done(client, loss)
 
     def client_failed(self, client: str) -> None:
         self._answered.add(client)
-        self._observer.client_failed(client)
 
     def round_done(self, record: Mapping[str, Any]) -> None:
         failed = {failure["client"] for failure in record["failed"]}
         counted = self._answered - failed if record["skipped"] is None else set()
         sites = [{self._clients[c] for c in clients} for clients in (self._answered, counted)]
         self._standings.round(record["round"] + 1, *sites)
-        self._observer.round_done(record)

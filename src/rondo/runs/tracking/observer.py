@@ -1,123 +1,156 @@
-"""Trackers that follow a run, each in a process of its own."""
+"""Trackers that follow a run in one thread, behind one bounded queue.
+
+The queue has the number of committed rounds, and the rounds themselves are in the run directory. So a number that finds
+no room costs nothing, and a round that could not be told is told with the next one.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
+import queue
 import secrets
-import subprocess
-import sys
-import time
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rondo.config.schema import RunConfig
-from rondo.config.track import Tracker
-from rondo.engine.transport import Observer, Phase
+from rondo.engine.transport import Observer, Tee
 from rondo.records.directory import RunDirectory
 from rondo.records.durable import written
-from rondo.runs.tracking.tracker import Ending
-from rondo.runs.tracking.values import settings
+from rondo.runs.tracking.tracker import About, Ending, Tracker, made
+from rondo.runs.tracking.values import settings, values
 
 FILE = "tracking.json"
-"""The file of a run directory with what trackers know of the run: its id, name, project and settings."""
+"""The file of a run directory with the id by which trackers know the run."""
 
-PATIENCE = 60.0
+PATIENCE = 10.0
 """Seconds that the trackers have together to end, once the run has ended."""
+_ROOM = 64
+"""Numbers that wait in the queue at most."""
 
 
 @contextlib.contextmanager
 def tracked(directory: RunDirectory, config: RunConfig, observer: Observer) -> Iterator[Observer]:
     """Within, the trackers of ``config`` follow a run; yields an observer that tells them and ``observer``.
 
-    Nothing that a tracker does stops the run. At its end a warning names each that has not all rounds.
+    A tracker that raises is named in a warning, once, as is one that has not ended after :data:`PATIENCE`.
     """
     if not config.track.to:
         yield observer
         return
-    about = {
-        "id": _id(directory),
-        "name": directory.path.resolve().name,
-        "project": config.track.project,
-        "settings": settings(config.model_dump(mode="json")),
-    }
+    identity = _id(directory)
     with written(directory.path):
-        directory.write(FILE, about)
-    followers = [_started(name, directory) for name in config.track.to]
+        directory.write(FILE, {"id": identity})
+    name, known = directory.path.resolve().name, settings(config.model_dump(mode="json"))
+    about = About(directory.path.resolve(), identity, name, config.track.project, known)
+    told = Told(Trackers({name: made(name) for name in config.track.to}, about))
     ending: Ending = "stopped"
-    told = Told(observer, [follower for follower in followers if follower.process is not None])
     try:
-        yield told
+        yield Tee(told, observer)
         ending = "finished"
     finally:
-        told.tell(ending)
-        _ended(followers)
+        told.close(ending)
+
+
+class Trackers:
+    """Tells trackers of the committed rounds of a run, each once and in their order, in the thread that calls it.
+
+    ``faults``: the first error of each tracker that raised one, by name. ``busy``: the tracker that is being told.
+    """
+
+    def __init__(self, trackers: Mapping[str, Tracker], about: About) -> None:
+        self.trackers, self.about = trackers, about
+        self.told: dict[str, int] = {}
+        """The number of rounds that each tracker has, from its beginning on."""
+        self.faults: dict[str, str] = {}
+        self.busy: str | None = None
+
+    def up_to(self, rounds: int) -> None:
+        """Tell every tracker all rounds up to the ``rounds``-th that it has not."""
+        for name, tracker in self.trackers.items():
+            with self._noted(name):
+                if name not in self.told:
+                    self.told[name] = tracker.begin(self.about)
+                for line in _lines(self.about)[self.told[name] : rounds]:
+                    numbers = values(json.loads(line), secret_turnout=self.about.secret_turnout)
+                    tracker.round(self.told[name] + 1, numbers)
+                    self.told[name] += 1
+
+    def close(self, rounds: int, ending: Ending) -> None:
+        """Tell the rest and end the trackers' runs, if they ever began."""
+        if any(self.told.get(name, 0) < rounds for name in self.trackers):
+            self.up_to(rounds)
+        for name in self.told:
+            with self._noted(name):
+                self.trackers[name].close(ending)
+
+    @contextlib.contextmanager
+    def _noted(self, name: str) -> Iterator[None]:
+        self.busy = name
+        try:
+            yield
+        except Exception as error:
+            self.faults.setdefault(name, f"{type(error).__name__}: {error}")
+        self.busy = None
 
 
 class Told(Observer):
-    """Tells each follower the number of committed rounds, and ``observer`` everything."""
+    """Tells a thread of trackers the number of committed rounds.
 
-    def __init__(self, observer: Observer, followers: Sequence[Follower]) -> None:
-        self.observer, self.followers, self.rounds = observer, followers, 0
+    If how many clients took part is a secret, all rounds are told at the end: a tracker keeps the time at which it is
+    told each, and the time of a round tells how many trained in it.
+    """
 
-    def tell(self, ending: Ending | None = None) -> None:
-        """Tell the followers, without waiting for one that does not read."""
-        said: dict[str, Any] = {"rounds": self.rounds} | ({} if ending is None else {"ending": ending})
-        for follower in self.followers:
-            follower.say(json.dumps(said).encode() + b"\n")
+    def __init__(self, trackers: Trackers, patience: float = PATIENCE) -> None:
+        self.trackers, self.patience, self.rounds = trackers, patience, 0
+        self.warned: set[str] = set()
+        self._counts: queue.Queue[tuple[int, Ending | None]] = queue.Queue(_ROOM)
+        self._thread = threading.Thread(target=self._follow, name="rondo-trackers", daemon=True)
+        self._thread.start()
 
-    def phase(self, name: Phase) -> None:
-        self.observer.phase(name)
-
-    def prepared(self, partition: Mapping[str, Any]) -> None:
-        self.observer.prepared(partition)
+    def _follow(self) -> None:
+        ending = None
+        while ending is None:
+            rounds, ending = self._counts.get()
+            if ending is not None:
+                self.trackers.close(rounds, ending)
+            elif not self.trackers.about.secret_turnout:
+                self.trackers.up_to(rounds)
 
     def resumed(self, rounds: int, passed_over: Sequence[str]) -> None:
-        self.rounds = rounds
-        self.tell()
-        self.observer.resumed(rounds, passed_over)
-
-    def round_started(self, index: int, clients: int) -> None:
-        self.observer.round_started(index, clients)
-
-    def client_done(self, client: str, loss: float | None) -> None:
-        self.observer.client_done(client, loss)
-
-    def client_failed(self, client: str) -> None:
-        self.observer.client_failed(client)
+        self._tell(rounds)
 
     def round_done(self, record: Mapping[str, Any]) -> None:
-        self.rounds = record["round"] + 1
-        self.tell()
-        self.observer.round_done(record)
+        self._tell(record["round"] + 1)
+
+    def _tell(self, rounds: int) -> None:
+        self.rounds = rounds
+        with contextlib.suppress(queue.Full):  # the next number says more
+            self._counts.put_nowait((rounds, None))
+        self._warn()
+
+    def close(self, ending: Ending) -> None:
+        """Wait for the trackers to end."""
+        with contextlib.suppress(queue.Full):
+            self._counts.put((self.rounds, ending), timeout=self.patience)
+            self._thread.join(self.patience)
+        if self._thread.is_alive():
+            self.trackers.faults.setdefault(str(self.trackers.busy), "it does not answer, and nothing waits for it")
+        self._warn()
+
+    def _warn(self) -> None:
+        for name in self.trackers.faults.keys() - self.warned:
+            self.warned.add(name)
+            message = f"{name} may lack rounds of this run, which goes on ({self.trackers.faults[name]})"
+            warnings.warn(message, stacklevel=2)
 
 
-@dataclass
-class Follower:
-    """The process of a tracker; None where it could not be started. ``log``: the file with all that it prints."""
-
-    name: Tracker
-    log: Path
-    process: subprocess.Popen[bytes] | None
-
-    def say(self, line: bytes) -> None:
-        """Write a line. If there is no room for it, the follower has enough to read; if it has died, the end tells."""
-        assert self.process is not None
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):
-            os.write(self.process.stdin.fileno(), line)
-
-    def last_word(self) -> str:
-        """The last line that it has printed."""
-        try:
-            lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
-        except OSError:
-            lines = []
-        return next((line for line in reversed(lines) if line.strip()), "it said nothing")
+def _lines(about: About) -> Sequence[bytes]:
+    """The whole lines of ``metrics.jsonl``."""
+    file = about.folder / "metrics.jsonl"
+    return file.read_bytes().split(b"\n")[:-1] if file.exists() else []
 
 
 def _id(directory: RunDirectory) -> str:
@@ -127,49 +160,3 @@ def _id(directory: RunDirectory) -> str:
         if isinstance(content, dict) and isinstance(content.get("id"), str) and content["id"].isalnum():
             return str(content["id"])
     return secrets.token_hex(8)
-
-
-def _started(name: Tracker, directory: RunDirectory) -> Follower:
-    log = directory.path / f"track-{name}.log"
-    # The same Rondo as here, and no module that merely lies in the working folder.
-    places = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    command = [sys.executable, "-P", "-m", "rondo.runs.tracking.follower", name, str(directory.path.resolve())]
-    try:
-        with log.open("ab") as out:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=out,
-                stderr=out,
-                bufsize=0,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
-                start_new_session=True,  # ^C ends the run, which then tells its trackers
-            )
-        assert process.stdin is not None
-        os.set_blocking(process.stdin.fileno(), False)
-    except OSError as error:
-        warnings.warn(f"{name} does not follow the run: {error}", stacklevel=2)
-        return Follower(name, log, None)
-    return Follower(name, log, process)
-
-
-def _ended(followers: Sequence[Follower]) -> None:
-    """Wait for the followers, kill those that hang, and warn of every one that has not all rounds."""
-    until = time.monotonic() + PATIENCE
-    for follower in followers:
-        process = follower.process
-        if process is None:
-            continue
-        assert process.stdin is not None
-        with contextlib.suppress(OSError):
-            process.stdin.close()
-        try:
-            code: int | None = process.wait(max(0.1, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            code = None
-        if code != 0:
-            what = "did not end and was killed" if code is None else follower.last_word()
-            message = f"{follower.name} may lack rounds of this run, which is whole ({what}); see {follower.log}"
-            warnings.warn(message, stacklevel=2)

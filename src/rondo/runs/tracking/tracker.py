@@ -1,4 +1,4 @@
-"""The interface of a tracker, which a run's follower uses (:mod:`rondo.runs.tracking.follower`). Imports no torch."""
+"""The interface of a tracker, and the trackers by name. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
+from rondo.config.track import Tracker as Name
 from rondo.privacy.guarantee import Guarantee
 
 Ending: TypeAlias = Literal["finished", "stopped"]
@@ -35,7 +36,7 @@ class About:
 
 
 class Tracker(Protocol):
-    """One run at one tracker. Every method may raise anything."""
+    """One run at one tracker, used by one thread. Every method may raise anything."""
 
     def begin(self, about: About) -> int:
         """Begin, or go on with the run of the same id. Returns the number of rounds that it has already: the rounds
@@ -46,3 +47,18 @@ class Tracker(Protocol):
 
     def close(self, ending: Ending) -> None:
         """Write what is not written yet."""
+
+
+def made(name: Name) -> Tracker:
+    """The tracker of this name. Its package is imported by :meth:`Tracker.begin`."""
+    if name == "tensorboard":
+        from rondo.runs.tracking.trackers.tensorboard import TensorBoard
+
+        return TensorBoard()
+    if name == "mlflow":
+        from rondo.runs.tracking.trackers.mlflow import MLflow
+
+        return MLflow()
+    from rondo.runs.tracking.trackers.trackio_wandb import Trackio, Wandb
+
+    return Trackio() if name == "trackio" else Wandb()

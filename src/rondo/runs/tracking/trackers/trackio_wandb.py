@@ -12,6 +12,9 @@ from urllib.parse import urlsplit
 
 from rondo.runs.tracking.tracker import About, Ending
 
+_ELSEWHERE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_WEBHOOK_URL")
+"""Variables by which Trackio would send its data elsewhere."""
+
 
 class _LikeWandb:
     """A run of a module with ``init``, ``log`` and ``finish``."""
@@ -38,9 +41,6 @@ class Trackio(_LikeWandb):
     """Trackio's database on this machine; ``trackio sync`` sends it elsewhere."""
 
     def _begun(self, about: About) -> tuple[Any, int]:
-        for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_WEBHOOK_URL"):
-            os.environ.pop(name, None)
-        os.environ["HF_HUB_OFFLINE"] = "1"  # it would ask the hub for the user's name
         import trackio
         from trackio.sqlite_storage import SQLiteStorage
 
@@ -50,7 +50,11 @@ class Trackio(_LikeWandb):
                 if run.name == name:
                     run.delete()
         settings = {"auto_log_gpu": False, "auto_log_cpu": False, "embed": False}
-        return trackio.init(about.project, name=name, config=dict(about.settings), **settings), 0
+        elsewhere = {key: os.environ.pop(key) for key in _ELSEWHERE if key in os.environ}
+        try:
+            return trackio.init(about.project, name=name, config=dict(about.settings), **settings), 0
+        finally:
+            os.environ.update(elsewhere)
 
 
 class Wandb(_LikeWandb):
@@ -64,7 +68,7 @@ class Wandb(_LikeWandb):
         import wandb
 
         quiet = wandb.Settings(  # without code, command line and machine of the user
-            console="off", disable_git=True, disable_code=True, x_disable_meta=True, x_disable_stats=True,
+            console="off", silent=True, disable_git=True, disable_code=True, x_disable_meta=True, x_disable_stats=True,
             x_disable_machine_info=True, x_save_requirements=False,
         )  # fmt: skip
         run = wandb.init(
