@@ -9,8 +9,10 @@ import pytest
 
 pytest.importorskip("flwr")
 
+import exposure
+
 from rondo.config.reference import keys
-from rondo.federation import exposure, letter
+from rondo.federation import letter
 from rondo.federation.server.line import door
 from rondo.federation.site.contract import Contract
 
