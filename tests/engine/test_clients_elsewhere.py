@@ -26,10 +26,11 @@ from rondo.engine.remote_scoring import RemoteScorer
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.server.rounds import Server
 from rondo.engine.wire import serialization
-from rondo.engine.wire.envelope import Identity, Rejected
+from rondo.engine.wire.envelope import Identity
 from rondo.engine.wire.letters import Reply, Request
 from rondo.engine.wire.parcel import Parcel
 from rondo.engine.wire.start import StartVersions, start_of
+from rondo.engine.wire.strict import Rejected
 from rondo.lowrank import GrowingSum
 from rondo.params import num_bytes, pick
 from rondo.privacy.accounts.rows import counted_by_the_server

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from masked_rounds import make_sites, signs, terms_for
 from rondo.engine.wire import masked
-from rondo.engine.wire.envelope import Rejected
+from rondo.engine.wire.strict import Rejected
 from rondo.privacy.masking.fixed_point import Ring
 from rondo.privacy.masking.opening import ServerSession
 

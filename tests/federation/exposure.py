@@ -128,7 +128,6 @@ COMES: Mapping[type, Mapping[str, Exposed]] = {
         "model": Exposed(f"SHA-256 of the base model; {_DIGEST}", ""),
         "rondo": Exposed("the server's version of Rondo", ""),
         "threads": Exposed("the number of threads at the server", ""),
-        "protocol": Exposed("the version of the letters", ""),
     },
     Request: {
         "identity": Exposed("the run and the base model", ""),

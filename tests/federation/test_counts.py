@@ -21,8 +21,9 @@ from liars import lying
 from parties import LABELS, SITES, Parties, configuration
 
 import rondo
-from rondo.engine.wire.envelope import PROTOCOL, decode_upload
+from rondo.engine.wire.envelope import decode_upload
 from rondo.engine.wire.letters import Reply, Request
+from rondo.engine.wire.strict import PROTOCOL
 from rondo.federation.plan import Consent
 from rondo.runs.watching.progress import Quiet
 from small_runs import reviews, write_rows

@@ -13,8 +13,8 @@ pytest.importorskip("flwr")
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rondo.engine.wire.envelope import Rejected
-from rondo.engine.wire.letters import PROTOCOL, Reply
+from rondo.engine.wire.letters import Reply
+from rondo.engine.wire.strict import PROTOCOL, Rejected
 from rondo.federation.plan import Consent
 
 HUGE = [10**400, -(10**400), 1e308, -1e308, 10**200, True, "1", [], {}]

@@ -18,9 +18,9 @@ from desks import Make, asked, contract, with_
 
 from rondo.config.schema import RunConfig
 from rondo.data.labels import MOST
-from rondo.engine.wire.envelope import Rejected
 from rondo.engine.wire.letters import Reply, Request
 from rondo.engine.wire.parcel import Parcel
+from rondo.engine.wire.strict import Rejected
 from rondo.engine.wire.versions import version
 from rondo.federation.plan import Consent, End, NotAPlan, Plan
 from rondo.federation.site.terms import of_plan
@@ -254,11 +254,15 @@ def test_more_classes_than_a_run_has(plan: Plan, tmp_path: Path, desk: Make) -> 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        *(({key: value}, "run, model and rondo are no texts") for key in ("run", "model") for value in (7, "x" * 201)),
-        *(({"config": value}, "its configuration is none") for value in ([], None, {"seed": [1]})),
-        *(({"clients": value}, "clients are no names") for value in ("ann", [1])),
+        *(({key: 7}, f"the plan: {key} should be a valid string, got 7") for key in ("run", "model")),
+        *(({key: "x" * 201}, f"{key} should have at most 200 characters") for key in ("run", "model")),
+        *(({"config": value}, "config should be an object of sections, got") for value in ([], None, {"seed": [1]})),
+        *(({"clients": value}, "clients should be a list of names, got") for value in ("ann", [1])),
         *(
-            ({"labels": value}, "labels are not distinct names")
+            (
+                {"labels": value},
+                "labels should be a list of at most 1000 distinct names, of 1000 characters at most, got",
+            )
             for value in (
                 "ab",
                 ["a", "a"],
@@ -282,7 +286,7 @@ def test_as_many_and_as_long_labels_as_a_run_can_have(plan: Plan) -> None:
     assert Plan.decode(replace(plan, labels=labels).encode()).labels == labels
     assert Plan.decode(replace(plan, labels=None, clients=None).encode()).labels is None
     assert Consent.decode(Consent({}, labels).encode()).labels == labels
-    with pytest.raises(Rejected, match="1001 labels, where 1000 classes are the most"):
+    with pytest.raises(Rejected, match="labels should be a list of at most 1000 distinct names"):
         Consent.decode(Consent({}, (*labels, "one more")).encode())
 
 

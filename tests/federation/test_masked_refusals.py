@@ -20,8 +20,8 @@ from parties import OPEN
 from test_masked_kills import served
 
 from rondo.engine.wire import masked
-from rondo.engine.wire.envelope import Rejected
 from rondo.engine.wire.letters import Reply, Request
+from rondo.engine.wire.strict import Rejected
 from rondo.engine.wire.versions import version
 from rondo.federation.identity.keys import SiteKeys
 from rondo.federation.identity.peers import Voice
@@ -140,7 +140,7 @@ def server(place: Path, trained: tuple[Path, Sums, dict[str, bytes]], tmp_path: 
         ({"clients": ("../bob",)}, "wrong_client: ../bob has not trained"),
         ({"clients": ("bob", "bob")}, "wrong_client: a client is named twice"),
         ({"largest": 1.5}, "wrong_weight: 1.5 is the largest, and a client here weighs more"),
-        ({"session": 4}, "unreadable: sessions: session is 4"),
+        ({"session": 4}, "unreadable: unreadable: the header: session should be a number below 4, got 4"),
     ],
 )
 def test_no_key_for_what_the_site_has_not_done(server: Server, change: dict[str, object], reason: str) -> None:

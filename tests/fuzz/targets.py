@@ -29,7 +29,8 @@ with atheris.instrument_imports(include=["rondo"]):
     from rondo.data.demo import STARTER
     from rondo.engine.server.ledger import Ledger
     from rondo.engine.wire import serialization
-    from rondo.engine.wire.envelope import Envelope, Rejected, decode_upload, encode_upload
+    from rondo.engine.wire.envelope import Envelope, decode_upload, encode_upload
+    from rondo.engine.wire.strict import Rejected
     from rondo.records.durable import Position
     from rondo.runs.storage import checkpoint, client_store
 

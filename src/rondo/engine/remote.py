@@ -8,8 +8,9 @@ from typing import Protocol
 
 from rondo.algorithm import Client, ClientFailed, Round
 from rondo.engine.transport import Answer, Turnout, Work
-from rondo.engine.wire.envelope import Identity, Rejected
+from rondo.engine.wire.envelope import Identity
 from rondo.engine.wire.letters import LARGEST_HEADER, Reply, Request
+from rondo.engine.wire.strict import Rejected
 
 
 class Messenger(Protocol):

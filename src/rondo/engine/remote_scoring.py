@@ -11,8 +11,8 @@ from rondo.config import task_kinds as tasks
 from rondo.engine.remote import RemoteTransport
 from rondo.engine.scoring import Scorer
 from rondo.engine.server.rounds import Server
-from rondo.engine.wire.envelope import Rejected
 from rondo.engine.wire.letters import LARGEST_HEADER, Reply, Request
+from rondo.engine.wire.strict import Rejected
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from rondo.config.schema import RunConfig
 from rondo.data.files.room import Room
 from rondo.data.files.tables import Rows
 from rondo.data.sources import client_rows, read_rows
-from rondo.engine.wire.envelope import Rejected
+from rondo.engine.wire.strict import Rejected
 from rondo.errors import ConfigError, Problem
 from rondo.federation.letter import KINDS, content_of, kind_of, record
 from rondo.federation.plan import LARGEST, Consent, End

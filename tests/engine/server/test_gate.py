@@ -29,7 +29,8 @@ from rondo.config import AdmissionConfig
 from rondo.engine.server.gate import Gate
 from rondo.engine.wire import envelope as wire
 from rondo.engine.wire import serialization
-from rondo.engine.wire.envelope import Envelope, Identity, Rejected, decode_upload, encode_upload, header_limit
+from rondo.engine.wire.envelope import Envelope, Identity, decode_upload, encode_upload, header_limit
+from rondo.engine.wire.strict import Rejected
 from rondo.params import Packed, Params, add_client_axis, everything, num_bytes
 from rondo.testing.testbed import SgdTrainer, TwoLayers
 

@@ -20,7 +20,8 @@ from rondo.algorithms.wrappers.compressed import Compressed, Packing, Rounding, 
 from rondo.config import AdmissionConfig
 from rondo.engine.server.gate import Gate
 from rondo.engine.wire import serialization
-from rondo.engine.wire.envelope import Envelope, Identity, Rejected, encode_upload
+from rondo.engine.wire.envelope import Envelope, Identity, encode_upload
+from rondo.engine.wire.strict import Rejected
 from rondo.params import num_bytes
 from rondo.testing.run import Run
 

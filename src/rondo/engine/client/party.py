@@ -13,7 +13,8 @@ from rondo.engine.scoring import Scorer
 from rondo.engine.transport import Answer
 from rondo.engine.wire import serialization
 from rondo.engine.wire.envelope import Envelope, encode_upload
-from rondo.engine.wire.letters import PROTOCOL, Reply, Request
+from rondo.engine.wire.letters import Reply, Request
+from rondo.engine.wire.strict import PROTOCOL
 from rondo.params import Params
 from rondo.tasks.task import Example
 

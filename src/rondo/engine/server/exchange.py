@@ -13,8 +13,9 @@ from rondo.engine.server.diagnostics import HELD_BYTES
 from rondo.engine.server.gate import Gate
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.transport import Answer, Observer, Transport, Turnout, Work
-from rondo.engine.wire.envelope import Identity, Rejected
+from rondo.engine.wire.envelope import Identity
 from rondo.engine.wire.parcel import Parcel
+from rondo.engine.wire.strict import Rejected
 from rondo.params import Params, num_bytes
 from rondo.privacy.accounts.rows import RowAccount
 from rondo.privacy.steps.planned import private_steps

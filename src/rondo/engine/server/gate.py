@@ -22,7 +22,8 @@ from torch import Tensor
 from rondo.algorithm import Algorithm, Client, Round, UnreadableUpload, Upload
 from rondo.algorithms.trial import trial_upload
 from rondo.config.schema import AdmissionConfig
-from rondo.engine.wire.envelope import Envelope, Identity, Rejected, decode_upload, header_limit, largest_upload, short
+from rondo.engine.wire.envelope import Envelope, Identity, decode_upload, header_limit, largest_upload
+from rondo.engine.wire.strict import Rejected, short
 from rondo.params import Packed, Params, num_bytes
 
 
@@ -60,7 +61,7 @@ class Gate:
 
     def admit(self, data: bytes, sender: str | None = None) -> Upload:
         """The upload in ``data``, which are bytes from :func:`rondo.engine.wire.envelope.encode_upload`. Raises
-        :class:`~rondo.engine.wire.envelope.Rejected`.
+        :class:`~rondo.engine.wire.strict.Rejected`.
 
         ``sender``: id of the client that the bytes came from, as the transport knows it.
         """
@@ -76,7 +77,7 @@ class Gate:
         return self._content(Upload(client, received.tensors(), envelope.weight))
 
     def check(self, upload: Upload) -> Upload:
-        """An upload that was never bytes, as in a simulation. Raises :class:`~rondo.engine.wire.envelope.Rejected`."""
+        """An upload that was never bytes, as in a simulation. Raises :class:`~rondo.engine.wire.strict.Rejected`."""
         if self._closed:
             raise Rejected("round_closed", f"round {self.round.attempt} is over")
         if upload.client.id not in self._clients:

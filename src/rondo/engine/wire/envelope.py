@@ -7,29 +7,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections import Counter
-from collections.abc import Collection, Sequence, Set
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from collections.abc import Collection, Set
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
 import safetensors.torch
+from pydantic import Field
 
 from rondo.algorithm import Upload
+from rondo.engine.wire.strict import PROTOCOL, Rejected, json_object, read, short
 from rondo.params import Params
 
-PROTOCOL = 1
 _KEY = "rondo"
 _DIGEST = 32
-
-
-class Rejected(Exception):
-    """An upload that does not count. ``reason`` is a short code. ``detail`` says more, and quotes the sender's text as
-    Python prints it, cut short."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
-        self.reason, self.detail = reason, detail
+_Whole = Annotated[int, Field(gt=-(2**63), lt=2**63)]
 
 
 @dataclass(frozen=True)
@@ -38,12 +29,12 @@ class Envelope:
 
     run: str
     """The run's name."""
-    round: int
+    round: _Whole
     client: str
     """The client's id."""
     model: str
     """SHA-256 of the base model's identity: weights, configuration and tokenizer."""
-    examples: int
+    examples: _Whole
     """Number of training examples."""
     weight: float
     """Weight in the mean."""
@@ -104,30 +95,7 @@ def _header(data: bytes, limit: int) -> dict[str, Any]:
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > min(limit, len(data) - 8):
         raise Rejected("unreadable", f"{len(data)} bytes with a header of {size}")
-    return strict_object("unreadable", "the header", data[8 : 8 + size])
-
-
-def strict_object(reason: str, what: str, text: bytes) -> dict[str, Any]:
-    """A JSON object without repeated keys: of two values the parser would take one, and a check the other."""
-
-    def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-        content = dict(pairs)
-        if len(content) < len(pairs):
-            counts = Counter(key for key, _ in pairs)
-            key = next(key for key, count in counts.items() if count > 1)
-            raise Rejected("duplicate_key", f"{short(key)} is there {counts[key]} times in {what}")
-        return content
-
-    def constant(name: str) -> Any:
-        raise ValueError(f"{name} is no JSON")
-
-    try:
-        content = json.loads(text.decode(), object_pairs_hook=unique, parse_constant=constant)
-    except (ValueError, RecursionError) as error:
-        raise Rejected(reason, f"{what} is no JSON: {short(str(error))}") from None
-    if not isinstance(content, dict):
-        raise Rejected(reason, f"{what} is no JSON object")
-    return content
+    return json_object("unreadable", "the header", data[8 : 8 + size])
 
 
 def _envelope(header: dict[str, Any]) -> Envelope:
@@ -135,33 +103,7 @@ def _envelope(header: dict[str, Any]) -> Envelope:
     text = metadata.get(_KEY) if isinstance(metadata, dict) else None
     if not isinstance(text, str):
         raise Rejected("no_envelope", f"the metadata have no {_KEY!r}")
-    content = strict_object("no_envelope", "the envelope", text.encode(errors="replace"))
-    names = {f.name: str(f.type) for f in fields(Envelope)}
-    if content.keys() != {"protocol", *names}:
-        raise Rejected("no_envelope", f"the envelope's keys are not protocol, {', '.join(names)}")
-    protocol = content.pop("protocol")
-    if protocol is True or protocol != PROTOCOL:
-        raise Rejected("wrong_protocol", f"{short(protocol)}, where {PROTOCOL} is spoken")
-    for key, kind in names.items():
-        if not _is(kind, content[key]):
-            raise Rejected("no_envelope", f"{key} is {short(content[key])}, not {kind}")
-    return Envelope(**{**content, "weight": float(content["weight"])})
-
-
-def _is(kind: str, value: Any) -> bool:
-    if isinstance(value, bool):
-        return False
-    if isinstance(value, int):
-        return kind in ("int", "float") and abs(value) < 2**63
-    if isinstance(value, float):
-        return kind == "float" and math.isfinite(value)
-    return kind == "str" and isinstance(value, str)
-
-
-def short(value: object) -> str:
-    """Another party's value as Python prints it, so that no character acts on a terminal; cut to 80 characters."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return read(Envelope, "no_envelope", "the envelope", text.encode(errors="replace"))
 
 
 @dataclass(frozen=True)

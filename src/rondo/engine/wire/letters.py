@@ -7,21 +7,20 @@ upload as :mod:`rondo.engine.wire.envelope` writes it. A server trusts nothing i
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any
 
 from torch import Tensor
 
 from rondo.algorithm import Client, ClientFailed, Round
 from rondo.engine.wire import serialization
-from rondo.engine.wire.envelope import Identity, Rejected, short, strict_object
+from rondo.engine.wire.envelope import Identity
 from rondo.engine.wire.parcel import Parcel
+from rondo.engine.wire.strict import PROTOCOL, framed, is_line, is_text, only, short, unframed
 from rondo.lowrank import Growth
 
-PROTOCOL = 1
 _DIGEST = 32
-_LENGTH = 8
 LARGEST_HEADER = 2**24
 """Bytes of a header that no honest client reaches: versions of a hundred thousand tensors."""
 
@@ -84,7 +83,7 @@ def _has_its_types(request: Request) -> bool:
     texts += tuple(parcel.sums.values())
     numbers = (round.index, round.total, round.seed, round.population, round.skipped, client.num_examples)
     return (
-        all(map(_is_text, texts))
+        all(map(is_text, texts))
         and all(type(n) is int for n in (*numbers, request.asked, request.protocol))
         and all(n is None or type(n) is int for n in (client.rank, request.counted))
         and isinstance(round.init_lora_weights, bool | str)
@@ -94,18 +93,42 @@ def _has_its_types(request: Request) -> bool:
     )
 
 
-def _is_text(value: object) -> bool:
-    """Whether ``value`` is a text of a line at most, which can be written to a file."""
-    if not isinstance(value, str) or len(value) > _LINE:
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+_Scores = Mapping[str, Mapping[str, float | None]]
+_MOST = 1e100
+"""Beyond any loss or score in single precision, and far from where a sum of them overflows."""
+_NAMES = 64
+"""Most metrics of a client, and most characters of a metric's name."""
 
 
-_LINE = 1000
+def _is_number(value: object) -> bool:
+    """Whether ``value`` is None or a number that can be averaged; as a Python integer it may have any size."""
+    return value is None or (isinstance(value, float | int) and not isinstance(value, bool) and abs(value) <= _MOST)
+
+
+def _is_table(value: object, fits: Callable[[Any], bool]) -> bool:
+    """Whether ``value`` has few entries that all fit, each with a name that fits a table."""
+    return (
+        isinstance(value, dict) and len(value) <= _NAMES and all(is_line(n, _NAMES) and fits(value[n]) for n in value)
+    )
+
+
+def _are_scores(value: object) -> bool:
+    return value is None or _is_table(value, lambda metrics: _is_table(metrics, _is_number))
+
+
+def _are_versions(value: object) -> bool:
+    return value is None or (isinstance(value, dict) and all(is_text(v, _DIGEST) for v in value.values()))
+
+
+@dataclass(frozen=True)
+class _Header:
+    """A reply without its upload. See :class:`Reply`."""
+
+    loss: Annotated[float | None, only(_is_number, "a number below 1e100")]
+    held: Annotated[Mapping[str, str] | None, only(_are_versions, "versions by name")]
+    scores: Annotated[_Scores | None, only(_are_scores, "numbers by kind and metric")]
+    reason: str
+    detail: str
 
 
 @dataclass(frozen=True)
@@ -118,7 +141,7 @@ class Reply:
     """Mean training loss."""
     held: Mapping[str, str] | None = None
     """Versions by tensor name, and numbers of chunks by ``base:<path>``, of a client that lacks something."""
-    scores: Mapping[str, Mapping[str, float | None]] | None = None
+    scores: _Scores | None = None
     """Metrics of the client's model by kind of score; empty without validation rows."""
     reason: str = ""
     """A short code, where the client failed or refused."""
@@ -127,59 +150,19 @@ class Reply:
 
     def encode(self) -> bytes:
         """The reply as bytes."""
-        header = {"protocol": PROTOCOL, "loss": self.loss, "held": self.held, "scores": self.scores}
-        text = json.dumps({**header, "reason": self.reason, "detail": self.detail}, allow_nan=False).encode()
-        return len(text).to_bytes(_LENGTH, "little") + text + self.upload
+        return framed(asdict(_Header(self.loss, self.held, self.scores, self.reason, self.detail)), self.upload)
 
     @staticmethod
     def decode(data: bytes) -> Reply:
-        """The reply from :meth:`encode`, with texts cut short. Raises :class:`~rondo.engine.wire.envelope.Rejected`,
+        """The reply from :meth:`encode`, with texts cut short. Raises :class:`~rondo.engine.wire.strict.Rejected`,
         and nothing else, whatever the bytes."""
-        size = int.from_bytes(data[:_LENGTH], "little")
-        if len(data) < _LENGTH or size > min(LARGEST_HEADER, len(data) - _LENGTH):
-            raise Rejected("unreadable", f"{len(data)} bytes with a header of {size}")
-        content = strict_object("unreadable", "the reply's header", data[_LENGTH : _LENGTH + size])
-        if content.keys() != {"protocol", "loss", "held", "scores", "reason", "detail"}:
-            raise Rejected("unreadable", f"the reply's keys are {short(sorted(content))}")
-        if content["protocol"] is True or content["protocol"] != PROTOCOL:
-            raise Rejected("wrong_protocol", f"{short(content['protocol'])}, where {PROTOCOL} is spoken")
-        loss, held, scores, reason, detail = (content[k] for k in ("loss", "held", "scores", "reason", "detail"))
-        if not _is_number(loss):
-            raise Rejected("unreadable", f"loss is {short(loss)}")
-        if not (isinstance(reason, str) and isinstance(detail, str)):
-            raise Rejected("unreadable", "reason and detail are no texts")
-        if held is not None and not (
-            isinstance(held, dict) and all(isinstance(v, str) and len(v) <= _DIGEST for v in held.values())
-        ):
-            raise Rejected("unreadable", "held is no mapping of names to versions")
-        if scores is not None and not (_is_short(scores) and all(map(_are_metrics, scores.values()))):
-            raise Rejected("unreadable", "scores are no numbers by kind and metric")
-        return Reply(data[_LENGTH + size :], loss, held, scores, reason, detail)
+        header, upload = unframed(_Header, data, LARGEST_HEADER)
+        return Reply(upload, header.loss, header.held, header.scores, header.reason, header.detail)
 
     def failure(self, client: str) -> ClientFailed:
         """The reason of ``client``, as the server records it."""
         known = self.reason in _REASONS
         return ClientFailed(client, self.reason if known else "failed", short(self.detail if known else self.reason))
-
-
-def _is_number(value: object) -> bool:
-    """Whether ``value`` is None or a number that can be averaged; as a Python integer it may have any size."""
-    return value is None or (isinstance(value, float | int) and not isinstance(value, bool) and abs(value) <= _MOST)
-
-
-def _is_short(value: object) -> bool:
-    """Whether ``value`` has few entries, each with a name that fits a table."""
-    return isinstance(value, dict) and len(value) <= _NAMES and all(len(n) <= _NAMES and n.isprintable() for n in value)
-
-
-def _are_metrics(value: object) -> bool:
-    return isinstance(value, dict) and _is_short(value) and all(map(_is_number, value.values()))
-
-
-_MOST = 1e100
-"""Beyond any loss or score in single precision, and far from where a sum of them overflows."""
-_NAMES = 64
-"""Most metrics of a client, and most characters of a metric's name."""
 
 
 _REASONS = (

@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 
 from rondo.engine.wire import masked
-from rondo.engine.wire.envelope import Rejected
+from rondo.engine.wire.strict import Rejected
 from rondo.privacy.masking.opening import ServerSession
 from rondo.privacy.masking.session import Terms
 from rondo.records import private_file

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from rondo.engine.wire.envelope import Rejected, short
+from rondo.engine.wire.strict import Rejected, short
 from rondo.errors import StopRequested
 from rondo.federation.environment import Environment
 from rondo.federation.plan import LARGEST, Consent, End, Plan

@@ -12,8 +12,8 @@ from pathlib import Path
 from rondo.data.files.tables import Rows
 from rondo.engine.client.party import Party
 from rondo.engine.wire import masked
-from rondo.engine.wire.envelope import short
 from rondo.engine.wire.letters import Reply, Request
+from rondo.engine.wire.strict import short
 from rondo.errors import StopRequested
 from rondo.federation.environment import here
 from rondo.federation.identity.peers import Voice

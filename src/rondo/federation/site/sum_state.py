@@ -15,7 +15,7 @@ from urllib.parse import quote
 from torch import Tensor
 
 from rondo.engine.wire import masked, serialization
-from rondo.engine.wire.envelope import Rejected
+from rondo.engine.wire.strict import Rejected
 from rondo.privacy.masking.session import SiteSession, Terms
 from rondo.records import private_file
 from rondo.records.durable import Damaged

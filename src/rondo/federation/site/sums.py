@@ -17,8 +17,9 @@ from rondo.algorithm import Shared, Upload
 from rondo.config.schema import RunConfig
 from rondo.engine.client.party import Party
 from rondo.engine.wire import masked
-from rondo.engine.wire.envelope import Rejected, decode_upload, short
+from rondo.engine.wire.envelope import decode_upload
 from rondo.engine.wire.letters import Request
+from rondo.engine.wire.strict import Rejected, short
 from rondo.engine.wire.versions import sent_digest
 from rondo.federation.identity.peers import Voice
 from rondo.federation.letter import SUMS
