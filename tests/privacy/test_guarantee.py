@@ -13,7 +13,7 @@ import pytest
 import rondo
 from rondo.config.rules.privacy import privacy_checks
 from rondo.config.schema import PrivacyConfig, RunConfig
-from rondo.privacy.guarantee import Guarantee, sentence
+from rondo.privacy.guarantee import Guarantee, added, sentence
 
 PLAIN = {"secure_aggregation": False, "simulation": False, "epsilon": 2.0, "delta": 1e-3, "epsilon_valid": True}
 MASKS = {"unit": None, "adversary": "server", "secure_aggregation": True}
@@ -98,3 +98,21 @@ def _switches(path: Path) -> Iterator[str]:
                 yield name
             case ast.Subscript(slice=ast.Constant(value="unit")):
                 yield "privacy.unit"
+
+
+def test_records_alone_add_up() -> None:
+    one: tuple[dict[str, Any], float | None] = ({"epsilon": 2.0, "epsilon_valid": True}, 0.01)
+    assert added([one, one, one]) == "each run by itself; all 3 together: epsilon 6 at delta 0.03"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ({"epsilon": None, "epsilon_valid": True}, 0.01),
+        ({"epsilon": 2.0, "epsilon_valid": False}, 0.01),
+        ({"epsilon": 1.0, "epsilon_valid": True}, 0.99),
+    ],
+)
+def test_one_run_without_a_guarantee_leaves_none_for_all(other: tuple[dict[str, Any], float | None]) -> None:
+    """Infinite, of known noise, or with deltas that reach one together."""
+    assert added([({"epsilon": 2.0, "epsilon_valid": True}, 0.01), other]).endswith("all 2 together: none")

@@ -7,7 +7,7 @@ torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -176,6 +176,15 @@ def composed(runs: int, epsilon: float, delta: float) -> str:
     together, infinite if one of them has no noise that nobody knows."""
     bound = "none" if math.isinf(epsilon) else f"epsilon {epsilon:.3g} at delta {delta:g}"
     return f"each run by itself; all {runs} together: {bound}"
+
+
+def added(spent: Iterable[tuple[Mapping[str, Any], float | None]]) -> str:
+    """The sentence on runs of which records alone are known, on the same rows or not: epsilons add up, and so do deltas
+    (basic composition). ``spent``: of each run ``epsilon`` and ``epsilon_valid`` as its rounds have them, and delta."""
+    runs = list(spent)
+    sums = (math.inf if not r["epsilon_valid"] or r["epsilon"] is None else r["epsilon"] for r, _ in runs)
+    epsilon, delta = math.fsum(sums), math.fsum(delta or 0.0 for _, delta in runs)
+    return composed(len(runs), epsilon if delta < 1 else math.inf, delta)
 
 
 def of_model(said: str | None, *, bare: str | None) -> str | None:

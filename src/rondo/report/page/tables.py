@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from rondo.privacy.guarantee import added
 from rondo.records.curve import Spread
 from rondo.records.recorded import Claim, Recorded
 from rondo.records.student import half_interval
@@ -151,9 +152,10 @@ def last_failures(groups: Sequence[Group], most: int = 20) -> Html | None:
 
 def guarantees(groups: Sequence[Group]) -> Html | None:
     """The guarantee of each run with ``[privacy]``, in a sentence."""
-    runs = (run for group in groups for run in group.runs)
-    rows = [[run.name, said] for run in runs if run.rounds and (said := run.rounds[-1].get("guarantee")) is not None]
-    caption = "What is protected, and from whom, by each run by itself; runs on the same rows add up"
+    runs = [run for group in groups for run in group.runs if run.rounds]
+    rows = [[run.name, said] for run in runs if (said := run.rounds[-1].get("guarantee")) is not None]
+    spent = [(run.rounds[-1], run.guarantee.delta) for run in runs if "epsilon" in run.rounds[-1]]
+    caption = "What is protected, and from whom" + (f"; {added(spent)}" if len(spent) > 1 else "")
     return table(("run", "guarantee"), rows, caption=caption, numbers=False) if rows else None
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from rondo.config import toml_file
+from rondo.privacy.guarantee import added
 from rondo.records import durable
 from rondo.records.curve import Curve
 from rondo.records.directory import RunDirectory, as_written
@@ -161,7 +162,10 @@ def _guarantees(curves: Mapping[str, list[Curve]]) -> list[str]:
         if (guarantee := weakest_guarantee(curve.privacy for curve in of_arm)) is not None:
             of_arms.setdefault(guarantee, []).append(arm)
     lines = [f"- {_listed(arms)}: {guarantee}." for guarantee, arms in of_arms.items()]
-    return ["Of what clients share, each run by itself; runs on the same rows add up:", "", *lines, ""] if lines else []
+    records = [curve.privacy for of_arm in curves.values() for curve in of_arm if curve.privacy is not None]
+    spent = [(record, record.get("delta")) for record in records if "epsilon" in record]
+    together = f", {added(spent)}" if spent else ""
+    return [f"Of what clients share{together}:", "", *lines, ""] if lines else []
 
 
 def _arm(trials: Trials, arm: str, of_arm: Sequence[Curve]) -> str:
