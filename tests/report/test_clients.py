@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from rondo.report.clients import clients_rows, clients_table, per_client
+from rondo.report.clients import clients_table, per_client
 
 
 def summary(values: dict[str, float | None], *, primary: str = "accuracy", higher: bool = True) -> dict[str, Any]:
@@ -23,8 +24,10 @@ def partition(names: object) -> dict[str, Any]:
     return {"clients": {name: {"train": 30, "validation": 10, "labels": None} for name in names}}  # type: ignore[attr-defined]
 
 
-def shown(content: dict[str, Any]) -> list[tuple[str, ...]]:
-    return clients_rows(content, per_client(content, partition(content["after"]["clients"]["per_client"])))
+def shown(content: dict[str, Any]) -> Sequence[Sequence[str]]:
+    table = clients_table(content, per_client(content, partition(content["after"]["clients"]["per_client"])))
+    assert table is not None
+    return table.rows
 
 
 @pytest.mark.parametrize(("higher", "order"), [(True, ["c", "b", "a", "d"]), (False, ["a", "b", "c", "d"])])

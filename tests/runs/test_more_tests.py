@@ -11,8 +11,9 @@ import pytest
 import rondo
 from rondo.config.load import load
 from rondo.federation.server.remote_run import check
-from rondo.report.terminal import comparison_columns, comparison_rows, score_rows
+from rondo.report.terminal import score_rows
 from rondo.runs.watching.result import RunResult
+from rondo.study.compare.table import comparison_table
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
 
@@ -69,11 +70,12 @@ def test_comparison_has_a_column_of_each(folder: Path, tmp_path: Path) -> None:
     assert list(frame["more_tests.mismatched"]) == scores
     assert set(frame["more_tests.mismatched_model"]) == {"global"}
     content = json.loads((tmp_path / "comparison.json").read_text())
-    column = comparison_columns(content).index("mismatched accuracy")
-    assert next(comparison_rows(content))[column].startswith(f"{stats['mean']:.3f} ±")
+    table = comparison_table(content)
+    column = table.columns.index("mismatched accuracy")
+    assert table.rows[0][column].startswith(f"{stats['mean']:.3f} ±")
     assert "mismatched accuracy" in (tmp_path / "comparison.tex").read_text()
     content["algorithms"]["other"] = {**stats_of, "more_tests": {}}  # --vary can name other test sets
-    assert [row[column] for row in comparison_rows(content)][1:] == ["-"]
+    assert [row[column] for row in comparison_table(content).rows][1:] == ["-"]
 
 
 def test_no_bit_of_the_result_depends_on_them(finished: RunResult, folder: Path, tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from rich.console import Console
 import rondo
 from rondo.privacy.accounts.accountant import epsilon
 from rondo.records.directory import RunDirectory
-from rondo.report.terminal import comparison_table, summary_table
+from rondo.report.terminal import summary_table
 from rondo.results.page import html
 from rondo.runs.watching.result import RunResult
+from rondo.study.compare.table import comparison_table
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
 pytest.importorskip("dp_accounting")

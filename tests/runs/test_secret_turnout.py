@@ -17,11 +17,12 @@ from rondo.config import load
 from rondo.errors import RunStopped
 from rondo.records.directory import RunDirectory
 from rondo.report import drawing
-from rondo.report.terminal import comparison_table, summary_table
+from rondo.report.terminal import summary_table
 from rondo.results.page import html
 from rondo.runs.watching.result import RunResult
 from rondo.study import pictures as comparisons
-from rondo.study.tune.trial import Runs, Trial
+from rondo.study.compare.table import comparison_table
+from rondo.study.runs import Runs, Trial
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
 pytest.importorskip("dp_accounting")
@@ -151,7 +152,7 @@ def test_run_that_stops_names_no_client_of_a_secret_turnout(
         assert "client-0: crash" in reason
         assert reason.endswith("Committed rounds are in rolora-seed-0")
     for shown in (*(file.read_text() for file in folder.glob("*.json")), html([folder])):
-        assert reason in shown.replace("&#x27;", "'")
+        assert reason in shown.replace("&#39;", "'")
         assert str(tmp_path) not in shown
         assert ("client-1: crash" in shown) is not secret
 
@@ -165,7 +166,7 @@ def test_trial_that_stops_names_no_client_of_a_secret_turnout(
     monkeypatch.setattr("rondo.runs.runner.run", stops)
     runs = Runs(tmp_path)
     for name, config in (("secret", private), ("open", {**private, "privacy": {}, "clients": {}})):
-        runs.make(Trial(name, 0, load(config), tmp_path / name), "cpu", None, None)
+        list(runs.make_all([Trial(name, 0, load(config), tmp_path / name)], "cpu"))
     assert runs.stopped == {
         "secret": "why it stopped is in secret/run.log: it would tell who took part, which is a secret",
         "open": "client-0 is ill. Committed rounds are in open",

@@ -23,11 +23,10 @@ from rondo.config import ConfigError, load
 from rondo.errors import RunStopped
 from rondo.records import durable
 from rondo.records.directory import to_toml
-from rondo.report.terminal import comparison_columns, comparison_rows, comparison_table
 from rondo.study import compare
 from rondo.study import pictures as comparisons
 from rondo.study.compare.numbers import Question, answers, only
-from rondo.study.compare.papers import comparison_latex
+from rondo.study.compare.table import comparison_table
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
 Invoke = Callable[..., tuple[int, str]]
@@ -120,7 +119,7 @@ def test_personal_method_is_compared_by_its_personal_score(compared: compare.Com
     scores = [(n["score"]["model"], n["test"]["model"]) for n in compared.algorithms.values()]
     assert scores == [("global", "global"), ("personal", "cold start")]
     content = read(compared.out / "comparison.json")
-    columns, rows = comparison_columns(content), list(comparison_rows(content))
+    columns, rows = comparison_table(content).columns, comparison_table(content).rows
     assert columns[2:5] == ("accuracy", "test accuracy", "at the clients")
     assert [row[2] == row[4] for row in rows] == [False, True]
     assert "personal" in rows[1][2]
@@ -143,7 +142,7 @@ def test_latex_table_escapes_names(compared: compare.Comparison) -> None:
     assert r"$\pm$" in text
     content = read(compared.out / "comparison.json")
     content["algorithms"] = {r"a_b{50 %} \x": content["algorithms"]["fedit"]}
-    assert r"a\_b\{50 \%\} \textbackslash{}x & shared" in comparison_latex(content)
+    assert r"a\_b\{50 \%\} \textbackslash{}x & shared" in comparison_table(content).latex()
 
 
 @pytest.mark.usefixtures("drawn_pictures")

@@ -8,7 +8,6 @@ import subprocess
 import textwrap
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ from rondo.errors import ConfigError, DiskFailed, RunInterrupted
 from rondo.records.directory import RunDirectory
 from rondo.runs import runner
 from rondo.study import parallel
-from rondo.study.parallel import Job, in_processes
-from rondo.study.tune.trial import Runs, Trial
+from rondo.study.parallel import in_processes
+from rondo.study.runs import Runs, Trial
 from small_entries import LINEAR, TRAIN
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
@@ -44,14 +43,14 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return processes
 
 
-def linear(folder: Path, name: str, rounds: int = 2) -> Job:
+def linear(folder: Path, name: str, rounds: int = 2) -> Trial:
     config = {**LINEAR, "algorithm": {"name": "rolora-linear"}, "train": TRAIN, "rounds": rounds}
-    return Job(name, load(config), folder / name, resumes=False)
+    return Trial(name, 0, load(config), folder / name)
 
 
-def has_begun(job: Job) -> None:
+def has_begun(job: Trial) -> None:
     """Wait for the first round of ``job``."""
-    while not RunDirectory(job.run_dir).metrics.exists():
+    while not RunDirectory(job.folder).metrics.exists():
         time.sleep(0.02)
 
 
@@ -65,9 +64,9 @@ def test_one_process_makes_runs_with_the_bits_of_one_each(tmp_path: Path, starte
         return load({**tree, "algorithm": {"name": algorithm}})
 
     configs = {"one": config(0, "fedit"), "two": config(1, "rolora"), "three": config(0, "fedit")}
-    jobs = [Job(name, made, tmp_path / "side" / name, resumes=False) for name, made in configs.items()]
+    jobs = [Trial(name, made.seed, made, tmp_path / "side" / name) for name, made in configs.items()]
     ended = list(in_processes(jobs, 1, "cpu", "rondo compare"))
-    assert [(one.job.name, one.stopped, one.died) for one in ended] == [(name, None, None) for name in configs]
+    assert [(one.trial.arm, one.stopped, one.died) for one in ended] == [(name, None, None) for name in configs]
     assert [process.returncode for process in started] == [0]
     for name, made in configs.items():
         rondo.run(made, run_dir=tmp_path / "here" / name, device="cpu")
@@ -86,7 +85,7 @@ def test_process_that_dies_takes_its_run_alone(tmp_path: Path, started: list[Any
 
     killer = threading.Thread(target=kill)
     killer.start()
-    ended = [(one.job.name, one.died) for one in in_processes(jobs, 1, "cpu", "rondo compare")]
+    ended = [(one.trial.arm, one.died) for one in in_processes(jobs, 1, "cpu", "rondo compare")]
     killer.join()
     assert ended == [("one", None), ("two", "its process ended with exit code -9"), ("three", None)]
     assert [process.returncode for process in started] == [-9, 0]
@@ -102,7 +101,7 @@ def test_process_that_is_told_to_stop_takes_no_further_run(tmp_path: Path, start
 
     stopper = threading.Thread(target=end)
     stopper.start()
-    ended = [(one.job.name, one.died) for one in in_processes(jobs, 1, "cpu", "rondo compare")]
+    ended = [(one.trial.arm, one.died) for one in in_processes(jobs, 1, "cpu", "rondo compare")]
     stopper.join()
     assert ended == [("one", "its process was told to stop"), ("two", None)]
     assert [process.wait() for process in started] == [0, 0]
@@ -116,7 +115,7 @@ def test_full_disk_is_told_from_a_run_that_cannot_finish(tmp_path: Path, monkeyp
 
     job = linear(tmp_path, "run")
     told = {"device": "cpu", "threads": torch.get_num_threads(), "shows_rounds": False, "name": "run"}
-    told |= {"config": job.config.model_dump(mode="json", exclude_unset=True), "run_dir": "x", "resumes": False}
+    told |= {"config": job.config.model_dump(mode="json", exclude_unset=True), "run_dir": "x"}
     monkeypatch.setattr(runner, "run", full)
     answer = parallel._made(told, threading.Event())
     assert answer == {"stopped": "no space left", "disk_failed": True}
@@ -124,13 +123,15 @@ def test_full_disk_is_told_from_a_run_that_cannot_finish(tmp_path: Path, monkeyp
     monkeypatch.setattr(parallel, "in_processes", lambda *_, **__: iter([ended]))
     runs = Runs(tmp_path)
     with pytest.raises(DiskFailed, match="no space left"):
-        list(runs.make_all([Trial("one", 0, job.config, job.run_dir, {})], "cpu", processes=2))
+        list(runs.make_all([job], "cpu", processes=2))
     assert not runs.stopped
 
 
 def test_refused_run_ends_the_others(tmp_path: Path, started: list[Any]) -> None:
-    jobs = [linear(tmp_path, "one", ENDLESS), replace(linear(tmp_path, "two"), resumes=True)]  # there is nothing of it
-    with pytest.raises(ConfigError, match="two: "):
+    jobs = [linear(tmp_path, "one", ENDLESS), linear(tmp_path, "two")]
+    jobs[1].folder.mkdir()
+    (jobs[1].folder / "metrics.jsonl").touch()
+    with pytest.raises(ConfigError, match=r"two, seed 0: .* what is left of one"):
         list(in_processes(jobs, 2, "cpu", "rondo compare"))
     assert [process.returncode for process in started] == [0, 0]
 
@@ -150,9 +151,9 @@ def test_stop_ends_every_process_after_its_step(tmp_path: Path, started: list[An
         list(in_processes(jobs, 2, "cpu", "rondo compare", stop=stop))
     stopper.join()
     assert [process.returncode for process in started] == [0, 0]
-    assert not jobs[2].run_dir.exists()
+    assert not jobs[2].folder.exists()
     for job in jobs[:2]:
-        assert json.loads(RunDirectory(job.run_dir).metrics.read_text(encoding="utf-8").splitlines()[0])["round"] == 0
+        assert json.loads(RunDirectory(job.folder).metrics.read_text(encoding="utf-8").splitlines()[0])["round"] == 0
 
 
 def test_what_is_printed_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +173,7 @@ def test_what_is_printed_is_no_answer(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [(one.stopped, one.died) for one in ended] == [(None, None)] * 2
 
 
-def own_code(folder: Path, name: str, lines: str, rounds: int = 2) -> Job:
+def own_code(folder: Path, name: str, lines: str, rounds: int = 2) -> Trial:
     """A run of a method of the user's own, whose ``init`` begins with ``lines``."""
     (folder / f"{name}_code.py").write_text(
         "import os, sys, time, torch\n"
@@ -184,7 +185,7 @@ def own_code(folder: Path, name: str, lines: str, rounds: int = 2) -> Job:
         encoding="utf-8",
     )
     config = {**LINEAR, "algorithm": {"name": f"{name}_code:Own"}, "train": TRAIN, "rounds": rounds}
-    return Job(name, load(config), folder / name, resumes=False)
+    return Trial(name, 0, load(config), folder / name)
 
 
 def test_runs_code_finds_no_standard_input_and_the_same_generator(
@@ -227,7 +228,7 @@ def test_run_is_not_given_to_a_process_that_has_died_since(tmp_path: Path, start
     assert next(ends).died is None
     started[0].kill()
     started[0].wait()
-    assert [(one.job.name, one.died) for one in ends] == [("two", None)]
+    assert [(one.trial.arm, one.died) for one in ends] == [("two", None)]
     assert len(started) == 2
 
 
@@ -240,4 +241,4 @@ def test_run_ends_with_the_process_that_gave_it(tmp_path: Path) -> None:
     assert worker.process.stdin is not None
     worker.process.stdin.close()  # as at the death of the process that gave it
     assert worker.process.wait(timeout=60) == 0
-    assert not (job.run_dir / "summary.json").exists()
+    assert not (job.folder / "summary.json").exists()

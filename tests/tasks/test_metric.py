@@ -13,8 +13,9 @@ from rondo.config import load
 from rondo.config import task_kinds as table
 from rondo.config.task_kinds import TABLE
 from rondo.errors import Problem
-from rondo.report.terminal import comparison_columns, summary_rows
+from rondo.report.terminal import summary_table
 from rondo.runs.watching.progress import round_line
+from rondo.study.compare.table import comparison_table
 from rondo.tasks.make import task_class
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
@@ -78,7 +79,7 @@ def test_tables_records_and_card_say_whose_f1_it_is(bert: Path, tmp_path: Path) 
     assert [record["titles"] for record in result.history] == [titles] * 4
     assert f"{title} {result.history[-1]['scores']['global']['f1']:.3f}" in round_line(result.history[-1], 4)
     assert result.summary["titles"] == titles
-    labels = [row[0] for row in summary_rows(result.summary)]
+    labels = [row[0] for row in summary_table(result.summary).rows]
     assert f"global model, test set: {title}" in labels
     assert f"global model at the clients: mean {title}, 3 clients" in labels
     assert f"| global model, test set: {title} |" in (result.run_dir / "adapter" / "README.md").read_text("utf-8")
@@ -96,7 +97,7 @@ def test_comparison_says_whose_f1_it_is(bert: Path, tmp_path: Path) -> None:
     config = settings(bert, task={"metric": "f1"}, rounds=1, data=files)
     content = vars(rondo.compare(["fedit"], config, out=tmp_path / "out", device="cpu"))
     assert (content["primary"], content["title"]) == ("f1", "macro f1 (neg, pos)")
-    assert "test macro f1 (neg, pos)" in comparison_columns(content)
+    assert "test macro f1 (neg, pos)" in comparison_table(content).columns
 
 
 @pytest.mark.parametrize(

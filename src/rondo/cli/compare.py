@@ -96,9 +96,10 @@ def numbers(seeds: str | None, source: str = "rondo compare") -> list[int]:
 def _compared(variants: Any, out: str | None, question: Any, device: str, processes: int) -> Any:
     """Run the comparison with progress bars and a final table."""
     from rondo.errors import visible
-    from rondo.report.terminal import comparison_table, plain_console
+    from rondo.report.terminal import plain_console
     from rondo.runs.watching.progress import progress
     from rondo.study import compare
+    from rondo.study.compare.table import comparison_table
 
     console, told = plain_console(), set[str]()  # all runs have the same rows, so their account is given once
     quiet_libraries()
@@ -107,15 +108,15 @@ def _compared(variants: Any, out: str | None, question: Any, device: str, proces
         print(visible(line), flush=True)
 
     @contextmanager
-    def watched(planned: Any) -> Iterator[Any]:
+    def watched(trial: Any) -> Iterator[Any]:
         began = time.perf_counter()
-        if planned.state == "finished":
+        if trial.finished:
             yield None
-            print(f"{planned}: finished before, not run again ({planned.run_dir})", flush=True)
+            print(f"{trial}: finished before, not run again ({trial.folder})", flush=True)
             return
-        with progress(planned.config.rounds, told=told, name=str(planned)) as observer:
+        with progress(trial.config.rounds, told=told, name=str(trial)) as observer:
             yield observer
-        print(f"{planned}: {time.perf_counter() - began:.0f} s ({planned.run_dir})", flush=True)
+        print(f"{trial}: {time.perf_counter() - began:.0f} s ({trial.folder})", flush=True)
 
     def repeat(run_dir: Path) -> str:
         words = repeated(run_dir)

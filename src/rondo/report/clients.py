@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.table import Table
-
 from rondo.errors import visible
+from rondo.report.table import Table
 from rondo.report.terminal import score_cell
 
 _SHOWN = 20
@@ -39,29 +38,11 @@ def per_client(
     return result
 
 
-def clients_title(summary: Mapping[str, Any], rows: Sequence[object]) -> str:
-    """The heading of the table, with the number of its ``rows``."""
-    count = summary["clients"]
-    if len(rows) == count:
-        return f"{count} clients, the worst first"
-    return f"the {len(rows)} worst of {count} clients (clients_frame() has all)"
-
-
-def clients_columns(summary: Mapping[str, Any]) -> tuple[str, ...]:
-    """The columns of the table; the first is text. Empty where no client has a score."""
+def clients_table(summary: Mapping[str, Any], clients: Mapping[str, Mapping[str, Any]]) -> Table | None:
+    """The table, the worst client first; None where no client has a score. ``clients``: of :func:`per_client`."""
     kinds, primary = _kinds(summary), summary["primary"]
     if not kinds:
-        return ()
-    title = summary["titles"].get(primary, primary)
-    scores = [f"{title}, {_KINDS[kind]}" for kind in kinds]
-    return ("client", "trained on", "scored on", *scores, *(["loss"] if primary != "loss" else []))
-
-
-def clients_rows(summary: Mapping[str, Any], clients: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """The rows of the table, the worst client first. ``clients``: of :func:`per_client`."""
-    kinds, primary = _kinds(summary), summary["primary"]
-    if not kinds:
-        return []
+        return None
     first = f"{kinds[0]}.{primary}"
     spread = summary["after"][kinds[0]][primary]
     lower_is_worse = spread["mean"] is None or spread.get("worst_tenth", spread["mean"]) <= spread["mean"]
@@ -77,20 +58,12 @@ def clients_rows(summary: Mapping[str, Any], clients: Mapping[str, Mapping[str, 
         values += [client.get(f"{kinds[0]}.loss")] if primary != "loss" else []
         scored = client.get(f"{kinds[0]}.examples", "-")
         rows.append((visible(name), str(client["train"]), str(scored), *map(score_cell, values)))
-    return rows
-
-
-def clients_table(summary: Mapping[str, Any], clients: Mapping[str, Mapping[str, Any]]) -> Table | None:
-    """The table for a terminal; None where no client has a score."""
-    columns, rows = clients_columns(summary), clients_rows(summary, clients)
-    if not columns:
-        return None
-    table = Table(title=clients_title(summary, rows), title_justify="left")
-    for column in columns:
-        table.add_column(column, justify="left" if column == "client" else "right")
-    for row in rows:
-        table.add_row(*row)
-    return table
+    title = summary["titles"].get(primary, primary)
+    scores = [f"{title}, {_KINDS[kind]}" for kind in kinds]
+    columns = ("client", "trained on", "scored on", *scores, *(["loss"] if primary != "loss" else []))
+    count = summary["clients"]
+    worst = f"the {len(rows)} worst of {count} clients (clients_frame() has all)"
+    return Table(f"{count} clients, the worst first" if len(rows) == count else worst, columns, rows)
 
 
 def _kinds(summary: Mapping[str, Any]) -> list[str]:

@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.table import Table
-
 from rondo.errors import visible
+from rondo.report.table import Table
 
 _LABELS, _CLIENTS = 6, 40
 """Most columns of labels, and most rows of clients."""
@@ -19,21 +18,18 @@ def clients_table(partition: Mapping[str, Any]) -> Table:
     clients = partition["clients"]
     labels = _common(clients)
     splits = [split for split in ("train", "validation", "test") if any(c.get(split) for c in clients.values())]
-    table = Table(title=f"{len(clients)} clients", title_justify="left", box=None, pad_edge=False)
-    table.add_column("client")
-    for column in (*splits, *map(visible, labels), *(["other labels"] if _others(clients, labels) else [])):
-        table.add_column(column, justify="right")
-    for name, client in list(clients.items())[:_CLIENTS]:
-        table.add_row(visible(name), *_cells(client, splits, labels, others=_others(clients, labels) > 0))
+    others = _others(clients, labels) > 0
+    columns = ("client", *splits, *map(visible, labels), *(["other labels"] if others else []))
+    shown = list(clients.items())[:_CLIENTS]
+    rows = [(visible(name), *_cells(client, splits, labels, others=others)) for name, client in shown]
     if len(clients) > _CLIENTS:
-        table.add_row(f"and {len(clients) - _CLIENTS} more")
+        rows.append((f"and {len(clients) - _CLIENTS} more", *[""] * (len(columns) - 1)))
     total = {split: sum(c.get(split, 0) for c in clients.values()) for split in splits}
     counts: Counter[str] = Counter()
     for client in clients.values():
         counts.update(client["labels"] or {})
-    table.add_section()
-    table.add_row("all", *_cells({**total, "labels": counts}, splits, labels, others=_others(clients, labels) > 0))
-    return table
+    all_rows = ("all", *_cells({**total, "labels": counts}, splits, labels, others=others))
+    return Table(f"{len(clients)} clients", columns, [*rows, all_rows], breaks=(len(rows),), plain=True)
 
 
 def _common(clients: Mapping[str, Any]) -> list[str]:

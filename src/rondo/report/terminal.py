@@ -1,4 +1,4 @@
-"""Tables at the end of a run and of a comparison."""
+"""Tables at the end of a run."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from rondo.errors import visible
 from rondo.privacy.guarantee import Guarantee, sentences
 from rondo.records.summary import WITHHELD
+from rondo.report.table import Table
 
 
 def plain_console(**options: Any) -> Console:
@@ -42,224 +42,34 @@ def score_cell(value: Any) -> str:
     return "-" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
-def comparison_title(content: Mapping[str, Any]) -> str:
-    """The heading of :func:`comparison_table`."""
-    seeds = content["seeds"]
-    over = (
-        f"seed {seeds[0]}" if len(seeds) == 1 else f"mean ± standard deviation over seeds {', '.join(map(str, seeds))}"
-    )
-    counts = [f"{content[what]} {what}" for what in ("rounds", "clients") if content[what] is not None]
-    return f"{', '.join([*counts])}; {over}" if counts else over
-
-
-def _score_columns(content: Mapping[str, Any]) -> dict[str, str]:
-    """The columns of scores, with the key of each in the numbers of an algorithm. One without any score is left out,
-    but for the test's."""
-    numbers = content["algorithms"].values()
-    personal = any(n["score"]["model"] == "personal" for n in numbers)
-    named = {"score": content["title"]} if personal else {}
-    named |= {"test": f"test {content['title']}", "own_rows": "at the clients", "fine_tuned": "fine-tuned"}
-    measured = any(n["measures"] for n in numbers)
-    always = () if measured else ("test", "own_rows")
-    return {key: name for key, name in named.items() if key in always or any(n[key]["count"] for n in numbers)}
-
-
-def _more_tests(content: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the test sets beside the test set."""
-    return tuple(dict.fromkeys(name for numbers in content["algorithms"].values() for name in numbers["more_tests"]))
-
-
-def _measures(content: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the measures that any algorithm has."""
-    return tuple(dict.fromkeys(name for numbers in content["algorithms"].values() for name in numbers["measures"]))
-
-
-def comparison_columns(content: Mapping[str, Any]) -> tuple[str, ...]:
-    """The columns of :func:`comparison_table`; the first two are text."""
-    tests = (f"{name} {content['title']}" for name in _more_tests(content))
-    measures = (name.replace("_", " ") for name in _measures(content))
-    scores = (*_score_columns(content).values(), *tests, *measures, *_answer_columns(content))
-    return ("algorithm", "head", *scores, "up", "down", "first contact", "train s", "server s", "FLOPs", "interference")
-
-
-def comparison_rows(content: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """The rows of :func:`comparison_table`."""
-    for name, stats in content["algorithms"].items():
-        seconds = stats["train_seconds"]["mean"]
-        yield (
-            name,
-            stats["head"] or "-",
-            *(_of_model(stats[key]) for key in _score_columns(content)),
-            *(_of_model(stats["more_tests"].get(name, _NO_SCORE)) for name in _more_tests(content)),
-            *(_measured(stats["measures"].get(measure)) for measure in _measures(content)),
-            *_answers(content, stats),
-            *(_bytes(stats[key]) for key in ("bytes_up", "bytes_down", "bytes_first_contact")),
-            "-" if seconds is None else f"{seconds:.0f}",
-            *(
-                "-" if (mean := stats[key]["mean"]) is None else f"{mean:.2g}"
-                for key in ("server_seconds_per_round", "flops_per_client_round", "interference")
-            ),
-        )
-
-
-def _answer_columns(content: Mapping[str, Any]) -> Iterator[str]:
-    """The columns of what is asked of each curve. Of a measure they name it, since there are several."""
-    of = "" if (measure := _measure_of_curves(content)) is None else f"{measure.replace('_', ' ')} "
-    if content["last"] > 1:
-        yield f"{of}mean of last {content['last']}"
-    if content["target"] is not None:
-        yield from (f"rounds to {of}{content['target']:g}", f"sent to {of}{content['target']:g}")
-    if content["at_mb"] is not None:
-        yield f"{of}at {content['at_mb']:g} MB"
-
-
-def _measure_of_curves(content: Mapping[str, Any]) -> str | None:
-    """The measure that the curves are of; None where they are of scores."""
-    return next((run["curve_of"] for run in content["runs"] if run["curve_of"] != run["primary"]), None)
-
-
-def _answers(content: Mapping[str, Any], stats: Mapping[str, Any]) -> Iterator[str]:
-    """The cells of :func:`_answer_columns`. Seeds that did not reach the target are counted, not averaged."""
-    shown = _scored if _measure_of_curves(content) is None else _measured
-    if content["last"] > 1:
-        yield shown(stats["mean_of_last"])
-    if content["target"] is not None:
-        rounds, sent, seeds = stats["rounds_to_target"], stats["bytes_to_target"], stats["mean_of_last"]["count"]
-        some = "" if rounds["count"] in (0, seeds) else f" ({rounds['count']} of {seeds})"
-        yield "-" if rounds["mean"] is None else f"{rounds['mean']:g}{some}"
-        yield _bytes(sent)
-    if content["at_mb"] is not None:
-        yield shown(stats["score_at_mb"])
-
-
-def _bytes(value: Mapping[str, Any]) -> str:
-    """Mean over seeds."""
-    return "-" if value["mean"] is None else human_bytes(value["mean"])
-
-
-def _measured(value: Mapping[str, Any] | None) -> str:
-    """Mean over seeds, and standard deviation if there is one."""
-    if value is None or value["mean"] is None:
-        return "-"
-    return f"{value['mean']:.3g}" + ("" if value["sd"] is None else f" ± {value['sd']:.2g}")
-
-
-_LEGEND = (
-    "Scores are of the global model where no other is named; down includes the first contact; server s are per "
-    "aggregation, FLOPs per client and round."
-)
-
-
-def comparison_notes(content: Mapping[str, Any]) -> Iterator[str]:
-    """Sentences to :func:`comparison_table`: the guarantees of private runs, and why costs are dashes."""
-    guarantees = {name: stats["guarantee"] for name, stats in content["algorithms"].items() if stats["guarantee"]}
-    for guarantee in dict.fromkeys(guarantees.values()):
-        of = [name for name, own in guarantees.items() if own == guarantee]
-        yield guarantee if len(of) == len(content["algorithms"]) else f"{', '.join(of)}: {guarantee}"
-    if content.get("together") is not None:
-        yield content["together"]
-    if any(Guarantee.of(run["privacy"]).secret_turnout for run in content["runs"]):
-        yield f"bytes and seconds are {WITHHELD}"
-
-
-def comparison_table(content: Mapping[str, Any]) -> Table:
-    """A comparison, one row per algorithm: means over seeds, with standard deviations for scores. ``content``: as in
-    ``comparison.json``. A score names its model unless that is the global one."""
-    table = Table(
-        title=comparison_title(content),
-        title_justify="left",
-        caption="\n".join([_LEGEND, *map(visible, comparison_notes(content))]),
-        caption_justify="left",
-        box=None,
-        pad_edge=False,
-        collapse_padding=True,
-    )
-    for number, column in enumerate(comparison_columns(content)):
-        table.add_column(column, no_wrap=number < 2, justify="left" if number < 2 else "right")
-    for row in comparison_rows(content):
-        table.add_row(*row)
-    return table
-
-
-_NO_SCORE: Mapping[str, Any] = {"mean": None}
-"""The score of a test set that a method's runs do not have."""
-
-
-def _of_model(score: Mapping[str, Any]) -> str:
-    """Mean over seeds, standard deviation if there is one, and model unless global: "0.750 ± 0.010 personal"."""
-    if score["mean"] is None:
-        return "-"
-    model = "" if score["model"] in ("global", "fine-tuned") else f" {score['model']}"
-    return _scored(score) + model
-
-
-def _scored(score: Mapping[str, Any]) -> str:
-    """Mean over seeds, and standard deviation if there is one: "0.750 ± 0.010"."""
-    if score["mean"] is None:
-        return "-"
-    return f"{score['mean']:.3f}" + ("" if score["sd"] is None else f" ± {score['sd']:.3f}")
-
-
-def summary_title(summary: Mapping[str, Any]) -> str:
-    """The heading of :func:`summary_table`."""
-    early = ", stopped early" if summary["stopped_early"] else ""
-    return f"{summary['algorithm']}: {summary['rounds']} rounds, {summary['clients']} clients{early}"
-
-
 def summary_table(summary: Mapping[str, Any]) -> Table:
     """The table at the end of a run: scores before and after, bytes, seconds."""
-    table = Table(title=summary_title(summary), title_justify="left")
-    for column, justify in (("", "left"), ("before", "right"), ("after", "right")):
-        table.add_column(column, justify=justify)  # type: ignore[arg-type]
-    for rows in (score_rows(summary), _cost_rows(summary)):
-        for row in rows:
-            table.add_row(*row)
-        table.add_section()
-    return table
+    early = ", stopped early" if summary["stopped_early"] else ""
+    title = f"{summary['algorithm']}: {summary['rounds']} rounds, {summary['clients']} clients{early}"
+    scores = list(score_rows(summary))
+    return Table(title, ("", "before", "after"), [*scores, *_cost_rows(summary)], breaks=(len(scores),))
 
 
-def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """The rows of :func:`summary_table`: label, value before, value after."""
-    return [*score_rows(summary), *_cost_rows(summary)]
-
-
-SAMPLE_COLUMNS = ("prompt", "expected", "before", "after")
 _SHOWN, _CHARACTERS = 5, 300
 
 
-def samples_title(samples: Sequence[Mapping[str, str]]) -> str:
-    """The heading of generated answers."""
-    more = f", the first {_SHOWN} of {len(samples)} in summary.json" if len(samples) > _SHOWN else ""
-    return f"answers before and after training{more}"
-
-
-def sample_rows(samples: Sequence[Mapping[str, str]]) -> Iterator[tuple[str, ...]]:
-    """The first answers that a run generated: the end of each prompt, and the beginning of each answer, with their
-    line breaks."""
-    for sample in samples[:_SHOWN]:
-        prompt, *rest = ("\n".join(map(visible, sample[column].strip().splitlines())) for column in SAMPLE_COLUMNS)
-        yield prompt[-_CHARACTERS:], *(text[:_CHARACTERS] for text in rest)
-
-
 def samples_table(samples: Sequence[Mapping[str, str]]) -> Table:
-    """The table of generated answers. ``samples``: as in ``summary.json``."""
-    table = Table(title=samples_title(samples), title_justify="left", show_lines=True)
-    for column in SAMPLE_COLUMNS:
-        table.add_column(column, overflow="fold")
-    for row in sample_rows(samples):
-        table.add_row(*row)
-    return table
+    """The first answers that a run generated: the end of each prompt, and the beginning of each answer, with their
+    line breaks. ``samples``: as in ``summary.json``."""
+    more = f", the first {_SHOWN} of {len(samples)} in summary.json" if len(samples) > _SHOWN else ""
+    columns, rows = ("prompt", "expected", "before", "after"), []
+    for sample in samples[:_SHOWN]:
+        prompt, *rest = ("\n".join(map(visible, sample[column].strip().splitlines())) for column in columns)
+        rows.append((prompt[-_CHARACTERS:], *(text[:_CHARACTERS] for text in rest)))
+    breaks = range(1, len(rows))
+    return Table(f"answers before and after training{more}", columns, rows, words=None, breaks=breaks)
 
 
 def adapted_table(title: str, shots: Mapping[int, Sequence[Any]]) -> Table:
     """The table of ``rondo adapt``. ``shots`` gives the scores of three models by the number of rows that they were
     fitted to: cold start, personal tensors fitted, trained alone."""
-    table = Table(title=title, title_justify="left")
-    for column in ("rows", "cold start", "personal part fitted", "trained alone"):
-        table.add_column(column, justify="right")
-    for rows, scores in shots.items():
-        table.add_row(str(rows), *map(score_cell, scores))
-    return table
+    columns = ("rows", "cold start", "personal part fitted", "trained alone")
+    return Table(title, columns, [(str(rows), *map(score_cell, of)) for rows, of in shots.items()], words=())
 
 
 def score_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

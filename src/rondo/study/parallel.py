@@ -22,40 +22,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, DiskFailed, Problem, RunInterrupted, RunStopped, StopRequested, visible
+from rondo.study.runs import Ended, Trial, make
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from rondo.study.parallel import work; work()"
 _ANSWER = b"rondo answers: "
 _POLL_SECONDS = 0.1
-
-
-@dataclass(frozen=True)
-class Job:
-    """A run to make: of ``config`` in ``run_dir``, or what is left of the one there (``resumes``)."""
-
-    name: str
-    config: RunConfig
-    run_dir: Path
-    resumes: bool
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A run that ended: after how many seconds, and why it is not finished, if it is not."""
-
-    job: Job
-    seconds: float
-    stopped: str | None = None
-    """The reason of a run that cannot finish."""
-    disk_failed: bool = False
-    """Whether the reason is the disk, so that it can be resumed once that has room."""
-    died: str | None = None
-    """How its process ended, of one that did not end by itself."""
 
 
 def check_processes(processes: int, source: str) -> None:
@@ -65,7 +41,7 @@ def check_processes(processes: int, source: str) -> None:
 
 
 def in_processes(
-    jobs: Sequence[Job],
+    trials: Sequence[Trial],
     processes: int,
     device: str,
     source: str,
@@ -74,13 +50,13 @@ def in_processes(
     end: float = math.inf,
     shows_rounds: bool = False,
 ) -> Iterator[Ended]:
-    """Make ``jobs``, ``processes`` at a time; none is started after ``end``, by the monotonic clock.
+    """Make ``trials``, ``processes`` at a time; none is started after ``end``, by the monotonic clock.
 
     ``source``: the command, for faults. ``shows_rounds``: whether every round has its line on standard error. Raises
     :class:`ConfigError` of a run that was refused, and :class:`rondo.RunInterrupted` once ``stop`` is set, when all
     have stopped. Whatever ends it, the processes end too, each after its step.
     """
-    waiting = list(jobs)
+    waiting = list(trials)
     idle: list[_Worker] = []
     working: list[_Worker] = []
     try:
@@ -110,7 +86,7 @@ def in_processes(
         for one in [*idle, *working]:
             one.process.wait()
     if waiting or working:
-        raise RunInterrupted(jobs[0].run_dir)
+        raise RunInterrupted(trials[0].folder)
 
 
 class _Worker:
@@ -132,16 +108,15 @@ class _Worker:
                 if line.startswith(_ANSWER):  # a library may print before :func:`work` has begun
                     self._answers.put(line.removeprefix(_ANSWER))
 
-    def give(self, job: Job) -> None:
-        """Have ``job`` made."""
-        self._job, self._began = job, time.monotonic()
+    def give(self, trial: Trial) -> None:
+        """Have ``trial`` made."""
+        self._trial, self._began = trial, time.monotonic()
         told = {
             **self._setting,
-            "name": job.name,
+            "name": str(trial),
             # Keys that are not set stay so: some have a default that the data know.
-            "config": job.config.model_dump(mode="json", exclude_unset=True),
-            "run_dir": str(job.run_dir),
-            "resumes": job.resumes,
+            "config": trial.config.model_dump(mode="json", exclude_unset=True),
+            "run_dir": str(trial.folder),
         }
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):  # it has died, which is told as its outcome
@@ -149,11 +124,11 @@ class _Worker:
             self.process.stdin.flush()
 
     def has_answered(self) -> bool:
-        """Whether the job has ended, or the process."""
+        """Whether the run has ended, or the process."""
         return not self._answers.empty() or self.process.poll() is not None
 
     def ended(self, source: str) -> tuple[Ended, bool]:
-        """The outcome of the job, and whether the process takes another. Raises :class:`ConfigError` of a run that was
+        """The outcome of the run, and whether the process takes another. Raises :class:`ConfigError` of a run that was
         refused."""
         seconds = time.monotonic() - self._began
         try:
@@ -162,13 +137,13 @@ class _Worker:
             answer = json.loads(self._answers.get(timeout=1.0))
         except queue.Empty:
             how = f"ended with exit code {self.process.returncode}"
-            return Ended(self._job, seconds, died=f"its process {how}"), False
+            return Ended(self._trial, seconds, died=f"its process {how}"), False
         if "problems" in answer:
-            problems = [Problem(path, f"{self._job.name}: {reason}") for path, reason in answer["problems"]]
+            problems = [Problem(path, f"{self._trial}: {reason}") for path, reason in answer["problems"]]
             raise ConfigError(problems, source)
         if "interrupted" in answer:
-            return Ended(self._job, seconds, died="its process was told to stop"), False
-        return Ended(self._job, seconds, answer.get("stopped"), answer.get("disk_failed", False)), True
+            return Ended(self._trial, seconds, died="its process was told to stop"), False
+        return Ended(self._trial, seconds, answer.get("stopped"), answer.get("disk_failed", False)), True
 
     def end(self) -> None:
         """Have the process end, after the step that it is in."""
@@ -223,18 +198,13 @@ def _made(told: dict[str, Any], stop: threading.Event) -> dict[str, Any]:
 
     torch.set_num_threads(told["threads"])
     torch.manual_seed(0)  # code of the user's own that draws without a generator: the same in whichever process
-    from rondo.runs import again, runner
     from rondo.runs.watching.progress import Lines, Quiet
 
     config, name = RunConfig.model_validate(told["config"]), told["name"]
+    trial = Trial(name, config.seed, config, Path(told["run_dir"]))
     observer = Lines(sys.stderr, config.rounds, set(), name=name) if told["shows_rounds"] else Quiet()
     try:
-        if told["resumes"]:
-            # The user has named the code again, in the same configuration.
-            with again.one_of_many(told["run_dir"]):
-                runner.resume(told["run_dir"], device=told["device"], allow_code=True, observer=observer, stop=stop)
-        else:
-            runner.run(config, run_dir=told["run_dir"], device=told["device"], observer=observer, stop=stop)
+        make(trial, told["device"], observer, stop)
     except RunStopped as error:
         return {"stopped": str(error), "disk_failed": isinstance(error, DiskFailed)}
     except ConfigError as error:

@@ -69,7 +69,7 @@ def test_trials_of_a_tuning_without_a_run_that_counts_are_told(tmp_path: Path) -
     path = written(tmp_path, arms=arms, contrasts=[], bounds=[bound], tuning=tuning, lower_is_better=True)
     trials = Trials("own", entries.read(str(path)), tmp_path / "out", tmp_path)
     first, _ = trials.missing()
-    trials.make(first, "cpu", None, None)
+    list(trials.make_all([first], "cpu"))
     decided(path, tmp_path / "out", "--budget", "0s")
     said = (tmp_path / "out" / "pages" / "own.md").read_text(encoding="utf-8")
     assert "only trials of the tuning: 1, in 0.00 h. What is missing takes about" in said

@@ -16,7 +16,8 @@ from rondo.study.claims import page
 from rondo.study.claims.findings import findings
 from rondo.study.claims.paired import Paired
 from rondo.study.claims.trials import Trials
-from rondo.study.tune.trial import Score, Trial, place
+from rondo.study.runs import Trial, place
+from rondo.study.score import Score
 
 
 def test_dearer_method_holds_at_the_end_and_fails_at_equal_bytes(tmp_path: Path) -> None:

@@ -24,9 +24,10 @@ from rondo.config import load
 from rondo.errors import ConfigError, RunStopped
 from rondo.records.directory import RunDirectory
 from rondo.study import compare, parallel
+from rondo.study import runs as studies
 from rondo.study.claims import entry as entries
+from rondo.study.runs import Runs, Trial
 from rondo.study.tune.chosen import Chosen, with_tuned
-from rondo.study.tune.trial import Runs, Trial
 from rondo.study.tune.tuning import Tuning
 from small_entries import TRAIN
 from small_runs import reviews, save_tiny_bert, settings, write_rows
@@ -79,16 +80,16 @@ def stop_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Ends the process, as it seems, after so many trials, in the middle of the next one."""
 
     def after(count: int) -> None:
-        make, made = Runs.make, list[Any]()
+        make, made = studies.make, list[Any]()
 
-        def stopped(self: Runs, trial: Any, *others: Any) -> None:
+        def stopped(trial: Any, *others: Any) -> None:
             if len(made) == count:
-                monkeypatch.setattr(Runs, "make", make)
+                monkeypatch.setattr(studies, "make", make)
                 raise SystemExit(137)
             made.append(trial)
-            make(self, trial, *others)
+            make(trial, *others)
 
-        monkeypatch.setattr(Runs, "make", stopped)
+        monkeypatch.setattr(studies, "make", stopped)
 
     return after
 
@@ -483,6 +484,6 @@ def test_rounds_of_a_search_are_not_said(
     """It has hundreds of runs, of which each has a line."""
     trial = Trial("fedit", 0, load({**tiny, "rounds": 1}), tmp_path / "runs" / "one")
     with caplog.at_level(logging.INFO, "rondo"):
-        Runs(tmp_path / "runs").make(trial, "cpu", None, None)
+        list(Runs(tmp_path / "runs").make_all([trial], "cpu"))
     assert RunDirectory(trial.folder).finished
     assert [record for record in caplog.records if record.name == "rondo"] == []

@@ -29,6 +29,13 @@ class Line:
     low: Sequence[float | None] = ()
     high: Sequence[float | None] = ()
 
+    @staticmethod
+    def of(label: str, style: int, x: Sequence[float], spreads: Sequence[Spread]) -> Line:
+        """The means over seeds, with the ends of their intervals where any has one."""
+        low, high = zip(*(spread.ends or (None, None) for spread in spreads), strict=True)
+        ends = (low, high) if any(end is not None for end in low) else ((), ())
+        return Line(label, style, x, [spread.mean for spread in spreads], *ends)
+
     def content(self) -> dict[str, Any]:
         intervals = {"low": list(map(compact, self.low)), "high": list(map(compact, self.high))} if self.low else {}
         x, y = list(map(compact, self.x)), list(map(compact, self.y))
@@ -87,9 +94,7 @@ def lines_of(groups: Sequence[Group], score: Score) -> Iterator[Line]:
         spreads = over_seeds(group, score)
         if not spreads:
             continue
-        low, high = zip(*(spread.ends or (None, None) for spread in spreads.values()), strict=True)
-        intervals = (low, high) if any(end is not None for end in low) else ((), ())
-        yield Line(group.label, style, list(spreads), [spread.mean for spread in spreads.values()], *intervals)
+        yield Line.of(group.label, style, list(spreads), list(spreads.values()))
 
 
 def unit(most: float) -> tuple[str, float]:

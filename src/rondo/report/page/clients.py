@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rondo.records.curve import OWN_KINDS
+from rondo.records.curve import OWN_KINDS, Spread
 from rondo.records.recorded import Recorded
-from rondo.records.student import half_interval
 from rondo.report.page.charts import Chart, Line
 from rondo.report.page.groups import Group
-from rondo.report.page.markup import Html, finite, number, table
+from rondo.report.page.markup import finite, number
+from rondo.report.table import Table
 
 _POINTS, _ROWS, _BARS = 200, 60, 200
 """Most points of a line over clients, rows of a table of clients, and clients with a bar each."""
@@ -31,13 +31,8 @@ def client_charts(groups: Sequence[Group]) -> Iterator[Chart]:
         title = title or _title(group.runs[0])
         count = min(_POINTS, max(map(len, curves)))
         columns = list(zip(*(_resampled(curve, count) for curve in curves), strict=True))
-        means = [statistics.fmean(column) for column in columns]
-        halves = [half_interval(column) for column in columns]
-        low, high = (
-            [None if h is None else m + sign * h for m, h in zip(means, halves, strict=True)] for sign in (-1, 1)
-        )
         places = [100 * (i + 1) / count for i in range(count)]
-        lines.append(Line(group.label, style, places, means, *((low, high) if len(curves) > 1 else ((), ()))))
+        lines.append(Line.of(group.label, style, places, list(map(Spread.of, columns))))
     if lines:
         axis = "clients in %, in the order of their scores"
         note = "On the left: the worst tenth of the clients."
@@ -68,7 +63,7 @@ def _title(run: Recorded) -> str:
     return run.titles.get(run.primary or "", run.primary or "score")
 
 
-def clients_table(groups: Sequence[Group]) -> Html | None:
+def clients_table(groups: Sequence[Group]) -> Table | None:
     """A row per client, the worst of the first group first: its rows, and its score in each group."""
     scores = [[final_scores(run) for run in group.runs] for group in groups]
     of_group = [
@@ -87,8 +82,8 @@ def clients_table(groups: Sequence[Group]) -> Html | None:
         for name in ordered[:_ROWS]
     ]
     more = f"; the {_ROWS} worst of {len(ordered)}" if len(ordered) > _ROWS else ""
-    caption = f"{_title(groups[0].runs[0])} of each client's model, means over seeds, the worst first{more}"
-    return table(("client", "training rows", *(group.label for group in groups)), rows, caption=caption)
+    title = f"{_title(groups[0].runs[0])} of each client's model, means over seeds, the worst first{more}"
+    return Table(title, ("client", "training rows", *(group.label for group in groups)), rows)
 
 
 def partitions(groups: Sequence[Group]) -> Iterator[Chart]:

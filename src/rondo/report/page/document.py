@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 
+import jinja2
+
 from rondo.records.recorded import Claim, Recorded
 from rondo.report.page.groups import Group, grouped
-from rondo.report.page.markup import Html, joined, script_json, tag
-from rondo.report.page.sections import build, legend
+from rondo.report.page.markup import script_json
+from rondo.report.page.sections import build
 
 UPLOT = {
     "uplot/uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
@@ -44,35 +46,31 @@ def page(
     """
     groups = grouped(runs)
     built = build(groups, claims, stopped)
-    heading, lead = _heading(groups), _lead(groups)
-    links = tag("ul", [tag("li", tag("a", name, href=f"#{anchor}")) for anchor, name in built.contents])
-    body = joined(
-        tag("header", tag("h1", heading), tag("p", lead), tag("nav", links, aria_label="Sections")),
-        tag("main", legend(groups), built.sections),
-        tag("footer", tag("p", "Made by Rondo from the files of run directories. Charts: uPlot, MIT licence.")),
+    labels = [group.label for group in groups]
+    text = _template().render(
+        heading=", ".join(labels[:4]) + (f" and {len(labels) - 4} more" if len(labels) > 4 else ""),
+        lead=_lead(groups),
+        labels=labels,
+        sections=built.sections,
+        data=script_json(built.data),
+        script=_script(),
+        style=_style(),
+        mark=MARK,
+        live=live,
     )
-    script, style = _script(), _style()
-    policy = [
-        "default-src 'none'",
-        f"script-src '{_hash(script)}'",
-        f"style-src '{_hash(style)}'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        *([] if live is None else ["connect-src 'self'"]),
-    ]
-    head = joined(
-        Html('<meta charset="utf-8">'),
-        Html(f'<meta http-equiv="Content-Security-Policy" content="{"; ".join(policy)}">'),
-        Html('<meta name="viewport" content="width=device-width, initial-scale=1">'),
-        Html('<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">'),
-        Html(MARK),
-        tag("title", heading),
-        Html(f"<style>{style}</style>"),
-    )
-    data = Html(f'<script type="application/json" id="data">{script_json(built.data)}</script>')
-    content = tag("body", body, data, Html(f"<script>{script}</script>"))
-    html = tag("html", tag("head", head), content, lang="en", data_live=live or "")
-    return f"<!DOCTYPE html>\n{html.text}\n"
+    return text.translate(_NONE).encode("utf-8", "replace").decode("utf-8") + "\n"
+
+
+_NONE = dict.fromkeys((*range(9), 11, 12, *range(14, 32), 127), "\N{REPLACEMENT CHARACTER}")
+"""Characters that no HTML text may have."""
+
+
+@cache
+def _template() -> jinja2.Template:
+    """The page's template, in which every text is escaped."""
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["sha256"] = _hash
+    return environment.from_string(_asset("page.html"))
 
 
 @cache
@@ -101,11 +99,6 @@ def _uplot(name: str) -> str:
 
 def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _heading(groups: Sequence[Group]) -> str:
-    labels = [group.label for group in groups]
-    return ", ".join(labels[:4]) + (f" and {len(labels) - 4} more" if len(labels) > 4 else "")
 
 
 def _lead(groups: Sequence[Group]) -> str:

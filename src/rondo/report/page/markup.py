@@ -1,53 +1,11 @@
-"""HTML whose every text is escaped, and numbers as a page shows them."""
+"""Numbers as a page shows them, and as its script reads them."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
-from typing import Any, TypeAlias
-
-
-@dataclass(frozen=True)
-class Html:
-    """Markup that is already escaped. A plain text among the children of :func:`tag` is escaped there."""
-
-    text: str
-
-
-Child: TypeAlias = "Html | str | Iterable[Html | str]"
-
-_LINES = str.maketrans(dict.fromkeys(map(chr, (*range(9), 11, 12, *range(14, 32), 127)), "\N{REPLACEMENT CHARACTER}"))
-"""Characters that no HTML text may have."""
-
-
-def tag(name: str, *children: Child, **attributes: str | bool) -> Html:
-    """An element. An attribute that is True stands without a value, one that is False or "" is left out; an underscore
-    in its name is a hyphen, one at its end is dropped."""
-    shown = "".join(
-        f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{_escaped(str(value))}"')
-        for key, value in attributes.items()
-        if value not in (False, "")
-    )
-    return Html(f"<{name}{shown}>{joined(*children).text}</{name}>")
-
-
-def joined(*children: Child) -> Html:
-    """Children one after the other."""
-    return Html("".join(map(_markup, children)))
-
-
-def _markup(child: Child) -> str:
-    if isinstance(child, Html):
-        return child.text
-    return _escaped(child) if isinstance(child, str) else "".join(map(_markup, child))
-
-
-def _escaped(text: str) -> str:
-    """``text`` between tags or in an attribute, each lone surrogate and control character replaced."""
-    return escape(text.translate(_LINES).encode("utf-8", "replace").decode("utf-8"), quote=True)
+from collections.abc import Mapping
+from typing import Any
 
 
 def script_json(content: Any) -> str:
@@ -55,34 +13,6 @@ def script_json(content: Any) -> str:
     of JavaScript. The separators are short, numbers that are not finite are null."""
     text = json.dumps(content, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str | Html]],
-    *,
-    caption: str,
-    numbers: bool = True,
-    words: Collection[int] = (),
-) -> Html:
-    """A table within a box that scrolls sideways. The first cell of each row heads it.
-
-    ``numbers``: whether the other columns are set to the right, but for the ``words`` among them.
-    """
-
-    def kind(place: int) -> str:
-        return "word" if place in words else ""
-
-    head = tag("tr", [tag("th", column, scope="col", class_=kind(i)) for i, column in enumerate(columns)])
-    body = [
-        tag(
-            "tr", tag("th", row[0], scope="row"), [tag("td", cell, class_=kind(i)) for i, cell in enumerate(row[1:], 1)]
-        )
-        for row in rows
-    ]
-    content = tag("table", tag("caption", caption), tag("thead", head), tag("tbody", body))
-    box = "scroll numbers" if numbers else "scroll"
-    return tag("div", content, class_=box, tabindex="0", role="region", aria_label=caption)
 
 
 def number(value: Any) -> str:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
+
+from markupsafe import Markup
 
 from rondo.records.recorded import Claim
 from rondo.report.page import tables
-from rondo.report.page.charts import Chart, Score, axes, lines_of, of_records, unit
+from rondo.report.page.charts import Chart, Line, Score, axes, lines_of, of_records, unit
 from rondo.report.page.clients import client_charts, clients_table, partitions
 from rondo.report.page.groups import Group, differences, shared
-from rondo.report.page.markup import Html, table, tag
 from rondo.report.page.scores import scores
+from rondo.report.table import Table
 
+_CODE, _MARK = Markup("<code>{}</code>"), Markup("<mark>{}</mark>")
 _DIAGNOSTICS = {
     "interference": "Interference: share of the mean update that aggregation loses or adds",
     "truncation_error": "Truncation error: share that has no room in the rank",
@@ -28,41 +31,58 @@ _DIAGNOSTICS = {
 }
 
 
+@dataclass(frozen=True)
+class Figure:
+    """A chart's place. ``number``: that of the chart among the page's, or the axis of the chosen score. ``key``: the
+    parts of its bars."""
+
+    title: str
+    number: str
+    note: str = ""
+    key: Sequence[Line] = ()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The scores to choose from: number and name, by heading. ``several``: whether lines are means over seeds."""
+
+    families: Mapping[str, Sequence[tuple[int, str]]]
+    figures: Sequence[Figure]
+    several: bool
+
+
+Part: TypeAlias = "Figure | Sequence[Figure] | Table | Choice | str"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, and what stands below it."""
+
+    anchor: str
+    heading: str
+    parts: Sequence[Part]
+
+
 @dataclass
 class Page:
     """The parts of a page as they are made. ``data``: the charts, for its script."""
 
-    sections: list[Html] = field(default_factory=list)
-    contents: list[tuple[str, str]] = field(default_factory=list)
+    sections: list[Section] = field(default_factory=list)
     data: dict[str, Any] = field(default_factory=lambda: {"charts": []})
 
-    def section(self, anchor: str, heading: str, *parts: Html | None) -> None:
-        """Add a section, unless all of its parts are None."""
-        there = [part for part in parts if part is not None]
-        if there:
-            self.contents.append((anchor, heading))
-            title = tag("h2", heading, id=f"{anchor}-title")
-            self.sections.append(tag("section", title, *there, id=anchor, aria_labelledby=f"{anchor}-title"))
+    def section(self, anchor: str, heading: str, *parts: Part | None) -> None:
+        """Add a section, unless all of its parts are None, or figures of which there are none."""
+        if there := [part for part in parts if part is not None and part != []]:
+            self.sections.append(Section(anchor, heading, there))
 
-    def figure(self, chart: Chart) -> Html:
-        """A chart's place, with its table."""
-        self.data["charts"].append(chart.content())
-        note = [tag("p", chart.note, class_="note")] if chart.note else []
-        if chart.form == "bars" and len(chart.lines) > 1:
-            parts = [tag("li", _swatch(line.style), line.label) for line in chart.lines]
-            note = [tag("ul", parts, class_="key"), *note]
-        return self._figure(chart.title, f"{len(self.data['charts']) - 1}", note)
-
-    def score_figure(self, axis: int, title: str) -> Html:
-        """The place of the chosen score over an axis."""
-        return self._figure(title, f"score-{axis}", [])
-
-    @staticmethod
-    def _figure(title: str, number: str, note: Sequence[Html]) -> Html:
-        plot = tag("div", class_="plot", role="img", tabindex="0", aria_label=title)
-        rows = tag("details", tag("summary", "Table"), tag("div", class_="rows"))
-        readout = tag("p", class_="readout", aria_live="polite")
-        return tag("figure", tag("figcaption", title), plot, readout, *note, rows, data_chart=number)
+    def figures(self, charts: Iterable[Chart]) -> list[Figure]:
+        """The places of charts."""
+        made = []
+        for chart in charts:
+            key = chart.lines if chart.form == "bars" and len(chart.lines) > 1 else ()
+            made.append(Figure(chart.title, str(len(self.data["charts"])), chart.note, key))
+            self.data["charts"].append(chart.content())
+        return made
 
 
 def build(groups: Sequence[Group], claims: Sequence[Claim], stopped: Sequence[tuple[str, str]]) -> Page:
@@ -70,15 +90,15 @@ def build(groups: Sequence[Group], claims: Sequence[Claim], stopped: Sequence[tu
     page, all_scores = Page(), scores(groups)
     page.section("results", "Results", tables.results(groups, all_scores), _stopped(stopped))
     page.section("claims", "Claims of papers", tables.claims(claims) if claims else None)
-    page.section("scores", "Scores", *_scores(page, groups, all_scores))
-    page.section("clients", "Clients", *(page.figure(c) for c in client_charts(groups)), clients_table(groups))
-    page.section("rows", "Rows of each client", *(page.figure(chart) for chart in partitions(groups)))
-    page.section("aggregation", "Aggregation", _grid([page.figure(c) for c in _diagnostics(groups)]))
+    page.section("scores", "Scores", _scores(page, groups, all_scores))
+    page.section("clients", "Clients", *page.figures(client_charts(groups)), clients_table(groups))
+    page.section("rows", "Rows of each client", *page.figures(partitions(groups)))
+    page.section("aggregation", "Aggregation", page.figures(_diagnostics(groups)))
     counted = [group.counted for group in groups]
-    page.section("traffic", "Traffic", tables.traffic(counted), _grid([page.figure(c) for c in _traffic(counted)]))
-    failed = [page.figure(c) for c in _failed(counted)]
+    page.section("traffic", "Traffic", tables.traffic(counted), page.figures(_traffic(counted)))
+    failed = page.figures(_failed(counted))
     page.section("failures", "Failures", tables.failures(counted), *failed, tables.last_failures(counted))
-    page.section("privacy", "Privacy", tables.guarantees(groups), *(page.figure(c) for c in _epsilon(groups)))
+    page.section("privacy", "Privacy", tables.guarantees(groups), *page.figures(_epsilon(groups)))
     page.section("configuration", "Configuration", *_configuration(groups))
     runs = [run for group in groups for run in group.runs]
     page.section("answers", "Sample answers", *map(tables.answers, runs))
@@ -86,39 +106,20 @@ def build(groups: Sequence[Group], claims: Sequence[Claim], stopped: Sequence[tu
     return page
 
 
-def legend(groups: Sequence[Group]) -> Html:
-    """The groups with colour and dash of each; a button hides its lines."""
-    if len(groups) < 2:
-        return Html("")
-    buttons = [
-        tag("button", _swatch(i), group.label, type="button", aria_pressed="true") for i, group in enumerate(groups)
-    ]
-    return tag("div", buttons, class_="legend", role="group", aria_label="Lines shown")
-
-
-def _swatch(style: int) -> Html:
-    return tag("span", class_="swatch", data_style=str(style))
-
-
-def _scores(page: Page, groups: Sequence[Group], all_scores: Sequence[Score]) -> Iterator[Html | None]:
+def _scores(page: Page, groups: Sequence[Group], all_scores: Sequence[Score]) -> Part:
     found = [(score, lines) for score in all_scores if (lines := list(lines_of(groups, score)))]
     if not found:
-        yield tag("p", "No round is scored yet.")
-        return
-    families: dict[str, list[Html]] = {}
+        return "No round is scored yet."
+    families: dict[str, list[tuple[int, str]]] = {}
     options = []
     for number, (score, lines) in enumerate(found):
-        chosen = tag("option", score.name, value=str(number), selected=number == 0)
-        families.setdefault(score.family, []).append(chosen)
+        families.setdefault(score.family, []).append((number, score.name))
         content = {"y": score.name, "family": score.family, "lines": [line.content() for line in lines]}
         options.append(content | ({"log": True} if score.log else {}))
     page.data["scores"] = {"axes": axes(groups), "options": options}
-    groups_of_options = [tag("optgroup", options, label=family) for family, options in families.items()]
-    yield tag("p", tag("label", "Score ", tag("select", groups_of_options, id="score")))
-    names = [axis["name"] for axis in page.data["scores"]["axes"]]
-    yield _grid([page.score_figure(i, f"Over {name.split(',')[0]}") for i, name in enumerate(names)])
-    if any(len(group.runs) > 1 for group in groups):
-        yield tag("p", "Lines are means over seeds, bands their 95 % intervals (Student's t).", class_="note")
+    names = [axis["name"].split(",")[0] for axis in page.data["scores"]["axes"]]
+    figures = [Figure(f"Over {name}", f"score-{i}") for i, name in enumerate(names)]
+    return Choice(families, figures, any(len(group.runs) > 1 for group in groups))
 
 
 def _diagnostics(groups: Sequence[Group]) -> Iterator[Chart]:
@@ -151,33 +152,21 @@ def _epsilon(groups: Sequence[Group]) -> Iterator[Chart]:
         yield Chart("Epsilon of everything published so far", "rounds", "epsilon", lines)
 
 
-def _configuration(groups: Sequence[Group]) -> Iterator[Html]:
+def _configuration(groups: Sequence[Group]) -> Iterator[Part]:
     rows = []
     for row in differences(groups):
-        common = row.common
-        cells = [_value(value) if value == common else tag("mark", _value(value)) for value in row.values]
-        rows.append([tag("code", row.key), *cells])
+        told = ("-" if value is None else value for value in row.values)
+        cells = (v if value == row.common else _MARK.format(v) for value, v in zip(row.values, told, strict=True))
+        rows.append([_CODE.format(row.key), *cells])
     if rows:
         columns = ("key", *(group.label for group in groups))
-        caption = "Keys that differ; marked: other than in most"
-        yield table(columns, rows, caption=caption, numbers=False)
+        yield Table("Keys that differ; marked: other than in most", columns, rows, words=None)
     elif len(groups) > 1:
-        yield tag("p", "No key differs.")
-    equal: list[list[str | Html]] = [[tag("code", key), value] for key, value in shared(groups)]
+        yield "No key differs."
+    equal = [(_CODE.format(key), value) for key, value in shared(groups)]
     heading = f"{len(equal)} keys that all runs share" if len(groups) > 1 else f"All {len(equal)} keys"
-    content = table(("key", "value"), equal, caption=heading, numbers=False)
-    yield tag("details", tag("summary", heading), content)
+    yield Table(heading, ("key", "value"), equal, words=None, folded=heading)
 
 
-def _value(value: str | None) -> str:
-    return "-" if value is None else value
-
-
-def _stopped(stopped: Sequence[tuple[str, str]]) -> Html | None:
-    if not stopped:
-        return None
-    return table(("run", "reason"), stopped, caption="Runs that could not be finished", numbers=False)
-
-
-def _grid(figures: Sequence[Html]) -> Html | None:
-    return tag("div", figures, class_="grid") if figures else None
+def _stopped(stopped: Sequence[tuple[str, str]]) -> Table | None:
+    return Table("Runs that could not be finished", ("run", "reason"), stopped, words=None) if stopped else None

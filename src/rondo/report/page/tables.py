@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from markupsafe import Markup
+
 from rondo.privacy.guarantee import added
 from rondo.records.curve import Spread
 from rondo.records.recorded import Claim, Recorded
@@ -14,14 +16,16 @@ from rondo.records.student import half_interval
 from rondo.records.summary import totals
 from rondo.report.page.charts import Score, last, over_seeds
 from rondo.report.page.groups import Group
-from rondo.report.page.markup import Html, interval, number, table, tag
+from rondo.report.page.markup import interval, number
 from rondo.report.page.scores import primary_of, worst_tenth
+from rondo.report.table import Table
 from rondo.report.terminal import human_bytes
 
+_TEXT, _STRONG = Markup('<span class="text">{}</span>'), Markup("<strong>{}</strong>")
 _OUTCOMES = {"nonfinite_loss": "loss not finite", "nonfinite_parameters": "parameters not finite"}
 
 
-def results(groups: Sequence[Group], found: Sequence[Score]) -> Html:
+def results(groups: Sequence[Group], found: Sequence[Score]) -> Table:
     """A row per group: its scores before and after, bytes, seconds, failures. ``found``: all scores, in their order."""
     columns, cells = ["method", "seeds", "rounds"], []
     parts: list[tuple[str, Score | None]] = [
@@ -52,9 +56,7 @@ def results(groups: Sequence[Group], found: Sequence[Score]) -> Html:
         costs = [human_bytes(up), human_bytes(down), interval(_mean(seconds), half_interval(seconds)), str(failures)]
         *costs, lost = ["-"] * 4 if group.secret_turnout else costs
         rows.append([*row, *costs, *([_epsilon(group)] if private else []), lost])
-    return table(
-        columns, rows, caption="After the last round; means over seeds ± half of the 95 % interval (Student's t)"
-    )
+    return Table("After the last round; means over seeds ± half of the 95 % interval (Student's t)", columns, rows)
 
 
 def _seeds(seeds: Sequence[int]) -> str:
@@ -102,7 +104,7 @@ def _epsilon(group: Group) -> str:
     return shown if all(record["epsilon_valid"] for record in records) else f"{shown} (not valid)"
 
 
-def traffic(groups: Sequence[Group]) -> Html | None:
+def traffic(groups: Sequence[Group]) -> Table | None:
     """A row per group: the tensors that travel, and bytes per client and round and in all."""
     rows = []
     for group in (group for group in groups if not group.secret_turnout):
@@ -110,14 +112,11 @@ def traffic(groups: Sequence[Group]) -> Html | None:
         keys = ("up_per_client_round", "down_per_client_round", "up", "down", "first_contact")
         rows.append([group.label, group.runs[0].travels, *(human_bytes(_mean([s[key] for s in sums])) for key in keys)])
     columns = ("method", "tensors", "up, client and round", "down, client and round", "up", "down", "first contact")
-    return (
-        table(columns, rows, caption="Bytes of tensors; down includes the first contact, but not per round", words=(1,))
-        if rows
-        else None
-    )
+    title = "Bytes of tensors; down includes the first contact, but not per round"
+    return Table(title, columns, rows, words=(0, 1)) if rows else None
 
 
-def failures(groups: Sequence[Group]) -> Html | None:
+def failures(groups: Sequence[Group]) -> Table | None:
     """A row per run that lost clients, uploads or rounds, with the reasons; None if there is none."""
     rows = []
     for run in (run for group in groups for run in group.runs):
@@ -129,14 +128,14 @@ def failures(groups: Sequence[Group]) -> Html | None:
         if failed or rejected or skipped:
             rows.append([run.name, _counted(failed), _counted(rejected), "; ".join(skipped[:5]) or "-"])
     columns = ("run", "clients that failed", "uploads rejected", "rounds skipped")
-    return table(columns, rows, caption="Failures, by reason", numbers=False) if rows else None
+    return Table("Failures, by reason", columns, rows, words=None) if rows else None
 
 
 def _counted(reasons: Counter[str]) -> str:
     return ", ".join(f"{_OUTCOMES.get(r, r.replace('_', ' '))}: {n}" for r, n in reasons.most_common()) or "-"
 
 
-def last_failures(groups: Sequence[Group], most: int = 20) -> Html | None:
+def last_failures(groups: Sequence[Group], most: int = 20) -> Table | None:
     """The last failures with their details, but for private runs."""
     found = [
         [run.name, str(record["round"] + 1), f["client"], f["reason"].replace("_", " "), f["detail"]]
@@ -147,39 +146,38 @@ def last_failures(groups: Sequence[Group], most: int = 20) -> Html | None:
         if not run.private
     ]
     columns = ("run", "round", "client", "reason", "detail")
-    return table(columns, found[-most:], caption="The last failures", numbers=False) if found else None
+    return Table("The last failures", columns, found[-most:], words=None) if found else None
 
 
-def guarantees(groups: Sequence[Group]) -> Html | None:
+def guarantees(groups: Sequence[Group]) -> Table | None:
     """The guarantee of each run with ``[privacy]``, in a sentence."""
     runs = [run for group in groups for run in group.runs if run.rounds]
     rows = [[run.name, said] for run in runs if (said := run.rounds[-1].get("guarantee")) is not None]
     spent = [(run.rounds[-1], run.guarantee.delta) for run in runs if "epsilon" in run.rounds[-1]]
-    caption = "What is protected, and from whom" + (f"; {added(spent)}" if len(spent) > 1 else "")
-    return table(("run", "guarantee"), rows, caption=caption, numbers=False) if rows else None
+    title = "What is protected, and from whom" + (f"; {added(spent)}" if len(spent) > 1 else "")
+    return Table(title, ("run", "guarantee"), rows, words=None) if rows else None
 
 
-def answers(run: Recorded) -> Html | None:
+def answers(run: Recorded) -> Table | None:
     """The answers that a run generated, before and after training."""
     samples = (run.summary or {}).get("samples") or []
     columns = ("prompt", "expected", "before", "after")
-    rows = [[tag("span", sample[column], class_="text") for column in columns] for sample in samples]
-    caption = f"Answers before and after training, {run.name}"
-    return table(columns, rows, caption=caption, numbers=False) if rows else None
+    rows = [[_TEXT.format(sample[column]) for column in columns] for sample in samples]
+    return Table(f"Answers before and after training, {run.name}", columns, rows, words=None) if rows else None
 
 
-def claims(decided: Sequence[Claim]) -> Html:
+def claims(decided: Sequence[Claim]) -> Table:
     """Claims of papers with the published number, the one here, and the verdict."""
-    rows: list[list[str | Html]] = [
-        [c.claim, c.paper, c.published, c.here, str(c.seeds), tag("strong", c.verdict), c.at_equal_bytes]
+    rows = [
+        [c.claim, c.paper, c.published, c.here, str(c.seeds), _STRONG.format(c.verdict), c.at_equal_bytes]
         for c in decided
     ]
     here = ("at the end of each run [95 % interval]", "seeds", "verdict", "at equal bytes per client")
     columns = ("claim", "paper", "published", *here)
-    return table(columns, rows, caption="Published numbers, and what these runs say", numbers=False)
+    return Table("Published numbers, and what these runs say", columns, rows, words=None)
 
 
-def machines(groups: Sequence[Group]) -> Html:
+def machines(groups: Sequence[Group]) -> Table:
     """A row per run: its state, machine and versions."""
     rows = []
     for run in (run for group in groups for run in group.runs):
@@ -193,14 +191,14 @@ def machines(groups: Sequence[Group]) -> Html:
         started = str(manifest.get("started", "-"))
         rows.append([run.name, str(run.seed), f"{state}, {done} of {run.planned}", started, machine, known])
     columns = ("run", "seed", "rounds", "started", "machine", "versions")
-    return table(columns, rows, caption="Each run, its machine and versions", numbers=False)
+    return Table("Each run, its machine and versions", columns, rows, words=None)
 
 
-def sites(run: Recorded) -> Html | None:
+def sites(run: Recorded) -> Table | None:
     """The sites of a federation's run."""
     rows = list(_sites(run))
     columns = ("site", "state", "since", "rounds that counted")
-    return table(columns, rows, caption=f"Sites, {run.name}", numbers=False) if rows else None
+    return Table(f"Sites, {run.name}", columns, rows, words=None) if rows else None
 
 
 def _sites(run: Recorded) -> Iterator[list[str]]:

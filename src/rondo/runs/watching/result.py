@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from rondo.errors import ConfigError
 from rondo.records.directory import RunDirectory
-from rondo.report.clients import clients_columns, clients_rows, clients_title, per_client
-from rondo.report.html import html_table
-from rondo.report.terminal import SAMPLE_COLUMNS, sample_rows, samples_title, summary_rows, summary_title
+from rondo.report.clients import clients_table, per_client
+from rondo.report.terminal import samples_table, summary_table
 
 if TYPE_CHECKING:
     import pandas
@@ -65,14 +64,12 @@ class RunResult:
         return pandas.DataFrame.from_dict(self.clients(), orient="index").rename_axis("client")
 
     def _repr_html_(self) -> str:
-        title = (summary_title(self.summary), str(self.run_dir))
-        table = html_table(title, ("", "before", "after"), summary_rows(self.summary))
-        if columns := clients_columns(self.summary):
-            with suppress(ConfigError):  # the run directory may be gone by now
-                rows = clients_rows(self.summary, self.clients())
-                table += html_table([clients_title(self.summary, rows)], columns, rows)
+        table = summary_table(self.summary).html(str(self.run_dir))
+        with suppress(ConfigError):  # the run directory may be gone by now
+            if (clients := clients_table(self.summary, self.clients())) is not None:
+                table += clients.html()
         if answered := self.summary.get("samples"):
-            table += html_table([samples_title(answered)], SAMPLE_COLUMNS, sample_rows(answered))
+            table += samples_table(answered).html()
         return table
 
 

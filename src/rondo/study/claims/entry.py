@@ -18,8 +18,8 @@ from rondo.config.load import load
 from rondo.config.schema import RunConfig
 from rondo.config.section import Positive, Section
 from rondo.errors import ConfigError, headed
+from rondo.study.score import Score
 from rondo.study.tune.chosen import Chosen, digest
-from rondo.study.tune.trial import Score
 from rondo.study.tune.tuning import Seeds, Tuning, merge, nested
 
 

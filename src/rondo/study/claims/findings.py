@@ -12,7 +12,7 @@ from rondo.study.claims.entry import Bound, Contrast, Entry
 from rondo.study.claims.paired import ROUNDING, Paired, holm
 from rondo.study.claims.trials import Trials
 from rondo.study.claims.verdict import Verdict, judge, judge_mean, judge_runs, one_sided, outside
-from rondo.study.tune.trial import Trial
+from rondo.study.runs import Trial
 
 _Key = tuple[str, int]
 """A run's arm and seed."""

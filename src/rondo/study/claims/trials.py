@@ -17,9 +17,9 @@ from rondo.errors import ConfigError
 from rondo.records.curve import Curve
 from rondo.study.claims import entry as entries
 from rondo.study.claims.entry import Entry
+from rondo.study.runs import Runs, Trial, place
 from rondo.study.tune.chosen import Chosen
 from rondo.study.tune.search import Search
-from rondo.study.tune.trial import Runs, Trial, place
 from rondo.study.tune.tuning import Point
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,20 +12,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 from rondo.errors import ConfigError, Problem
 from rondo.records.directory import RunDirectory, as_written
 from rondo.runs.given import NOTHING, Given
-from rondo.runs.taken import OTHER_FOLDER, check_taken
 from rondo.study.compare.comparison import Comparison
 from rondo.study.compare.numbers import Question, numbers
-from rondo.study.compare.places import Planned, Settled, check_dealt, folder_of, place
+from rondo.study.compare.places import Settled, check_dealt, folder_of, place
 from rondo.study.compare.variants import Variant
 from rondo.study.compare.written import written
-from rondo.study.reason import reason
+from rondo.study.runs import Trial, Watch, check_finished, made
 
 if TYPE_CHECKING:
     from rondo.algorithm import Algorithm
     from rondo.engine.transport import Observer
 
-Watch: TypeAlias = Callable[[Planned], "AbstractContextManager[Observer | None]"]
-"""Entered around every run, finished ones included, to show progress. The observer that it yields observes the run."""
 Observed: TypeAlias = Union["Observer", Callable[[str, int], "Observer"]]
 """An observer of all runs, or a function of a run's label and seed that gives its own."""
 _SOURCE = "rondo compare"
@@ -42,12 +38,10 @@ def observed(observer: Observed | None) -> Watch | None:
     from rondo.runs.watching.notebook import in_notebook
 
     if observer is None:
-        return None if in_notebook() else lambda planned: logged(planned.config.rounds, str(planned))
+        return None if in_notebook() else lambda trial: logged(trial.config.rounds, str(trial))
 
-    def of(planned: Planned) -> AbstractContextManager[Observer | None]:
-        return nullcontext(
-            observer if isinstance(observer, Observer) else observer(planned.variant.label, planned.config.seed)
-        )
+    def of(trial: Trial) -> AbstractContextManager[Observer | None]:
+        return nullcontext(observer if isinstance(observer, Observer) else observer(trial.arm, trial.seed))
 
     return of
 
@@ -64,11 +58,9 @@ def carry_out(
     stop: threading.Event | None = None,
 ) -> Comparison:
     """Run ``variants``, except runs that ``out`` holds finished, and write the comparison. Raises as :func:`compare`
-    does, and :class:`rondo.RunInterrupted` once ``stop`` is set.
-
-    ``processes``: so many runs at a time; then ``watch`` is not entered, and each run writes its lines to stderr.
+    does, and :class:`rondo.RunInterrupted` once ``stop`` is set. ``processes``, ``watch``: of
+    :func:`rondo.study.runs.made`.
     """
-    from rondo import errors
     from rondo.runs.device import find_device
     from rondo.study.parallel import check_processes
 
@@ -78,78 +70,28 @@ def carry_out(
         message = "rows and a model that are given in Python stay in its process: name files, or leave processes out"
         raise ConfigError.at("processes", message, _SOURCE)
     find_device(device)
-    folder = folder_of(out)
-    runs, stopped = [], []
-    partitions: dict[str, tuple[str, Any]] = {}
-    settled = Settled(given)
-    everything = list[Planned]()
+    folder, settled = folder_of(out), Settled(given)
+    places: dict[Path, Variant] = {}
     for variant in variants:
-        everything.append(place(folder, variant, settled, {planned.run_dir for planned in everything}))
-    finished = ((planned.run_dir, planned.config) for planned in everything if planned.state == "finished")
-    check_taken(finished, device, OTHER_FOLDER, _SOURCE, given)
-    reasons = _side_by_side(everything, processes, device, stop) if processes > 1 else {}
-    for planned in everything:
-        if (why := reasons.get(planned.run_dir)) is not None:
-            stopped.append({**planned.identity, "run_dir": planned.run_dir.name, "reason": why})
+        places[place(folder, variant, settled, places.keys())] = variant
+    trials = [Trial(v.label, v.config.seed, v.config, path, v.values) for path, v in places.items()]
+    check_finished((trial for trial in trials if trial.finished), device, _SOURCE, given)
+    partitions: dict[str, tuple[str, Any]] = {}
+    runs, stopped = dict[Path, dict[str, Any]](), dict[Path, dict[str, Any]]()
+    options: dict[str, Any] = {"processes": processes, "given": given, "watch": watch, "stop": stop}
+    for ended in made(trials, device, _SOURCE, shows_rounds=True, **options):
+        path, variant = ended.trial.folder, places[ended.trial.folder]
+        if ended.reason is not None:
+            identity = {"algorithm": variant.label, "seed": variant.config.seed}
+            stopped[path] = {**identity, "run_dir": path.name, "reason": ended.reason}
             continue
-        with watch(planned) if watch is not None and processes == 1 else nullcontext() as observer:
-            try:
-                if processes == 1:
-                    make(planned, device, given, observer, stop)
-            except errors.RunStopped as error:
-                why = reason(str(error), planned.config, planned.run_dir)
-                stopped.append({**planned.identity, "run_dir": planned.run_dir.name, "reason": why})
-                continue
-        gc.collect()  # hooks keep a model in a cycle; free it before the next one is loaded
-        with as_written(planned.run_dir):
-            partition = RunDirectory(planned.run_dir).read("partition.json")
-            of_run = numbers(planned, question)
-        check_dealt(partitions, planned, partition)
-        runs.append(of_run)
-    return written(folder, variants, question, runs, stopped)
-
-
-def _side_by_side(
-    runs: Sequence[Planned], processes: int, device: str, stop: threading.Event | None
-) -> dict[Path, str]:
-    """Make all ``runs`` that are not finished. Returns the reasons of those that could not finish, by their folders."""
-    from rondo.study.parallel import Job, in_processes
-
-    left = [run for run in runs if run.state != "finished"]
-    jobs = [Job(str(run), run.config, run.run_dir, resumes=run.state == "unfinished") for run in left]
-    reasons = {}
-    for ended in in_processes(jobs, processes, device, _SOURCE, stop=stop, shows_rounds=True):
-        if ended.stopped is not None:
-            reasons[ended.job.run_dir] = reason(ended.stopped, ended.job.config, ended.job.run_dir)
-        elif ended.died is not None:
-            reasons[ended.job.run_dir] = ended.died
-    return reasons
-
-
-def make(
-    planned: Planned,
-    device: str,
-    given: Given = NOTHING,
-    observer: Observer | None = None,
-    stop: threading.Event | None = None,
-) -> None:
-    """Run ``planned``, or what is left of it. Raises as :func:`rondo.run` does."""
-    from rondo.runs import again, runner
-
-    objects = {
-        "train": given.train,
-        "test": given.test,
-        "clients": given.clients,
-        "model": given.model,
-        "tokenizer": given.tokenizer,
-    }
-    common: dict[str, Any] = {"device": device, "observer": observer, "stop": stop, **objects}
-    if planned.state == "new":
-        runner.run(planned.config, run_dir=planned.run_dir, **common)
-    elif planned.state == "unfinished":
-        # The user has named the code again, in the same configuration.
-        with again.one_of_many(planned.run_dir):
-            runner.resume(planned.run_dir, allow_code=True, **common)
+        with as_written(path):
+            partition = RunDirectory(path).read("partition.json")
+            of_run = numbers(variant, path, question)
+        check_dealt(partitions, variant, path.name, partition)
+        runs[path] = of_run
+    in_order = ([of[path] for path in places if path in of] for of in (runs, stopped))
+    return written(folder, variants, question, *in_order)
 
 
 def _checked(variants: Sequence[Variant]) -> Sequence[Variant]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rondo.report.html import html_table
-from rondo.report.terminal import comparison_columns, comparison_notes, comparison_rows, comparison_title
 from rondo.study.compare.over_seeds import run_rows
+from rondo.study.compare.table import comparison_table
 
 if TYPE_CHECKING:
     import pandas
@@ -55,6 +54,4 @@ class Comparison:
         return pandas.DataFrame(run_rows(self.runs))
 
     def _repr_html_(self) -> str:
-        content = asdict(self)
-        title = (comparison_title(content), str(self.out), *comparison_notes(content))
-        return html_table(title, comparison_columns(content), comparison_rows(content))
+        return comparison_table(vars(self)).html(str(self.out))

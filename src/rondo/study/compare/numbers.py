@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rondo import own_code
@@ -13,7 +14,7 @@ from rondo.records.curve import FINE_TUNED_KINDS, OWN_KINDS, PERSONAL_KINDS, TES
 from rondo.records.directory import RunDirectory
 from rondo.records.summary import costs
 from rondo.study.compare.over_seeds import mean_and_deviation, score_of
-from rondo.study.compare.places import Planned
+from rondo.study.compare.variants import Variant
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,10 @@ class Question:
     """Megabytes of all clients, up and down, at which methods are compared."""
 
 
-def numbers(planned: Planned, question: Question) -> dict[str, Any]:
+def numbers(variant: Variant, run_dir: Path, question: Question) -> dict[str, Any]:
     """The numbers of a finished run, read from its directory. Bytes are summed over all clients and rounds; they and
     seconds are None where they would tell how many clients took part, and that is a secret."""
-    directory = RunDirectory(planned.run_dir)
+    config, directory = variant.config, RunDirectory(run_dir)
     summary, rounds = directory.read("summary.json"), directory.rounds()
     primary, traffic = summary["primary"], summary["bytes"]
     test, own_rows, fine_tuned, personal = (
@@ -50,18 +51,19 @@ def numbers(planned: Planned, question: Question) -> dict[str, Any]:
         return None if found is None else found["score"]
 
     def told(cost: Any) -> Any:
-        return None if planned.config.guarantee.secret_turnout else cost
+        return None if config.guarantee.secret_turnout else cost
 
     places = points(rounds, value, summary["before"], summary["measures"]["before"])
     curve = [{"round": place.rounds, "bytes": told(place.bytes), "score": place.value} for place in places]
     interference = [(r.get("diagnostics") or {}).get("interference") for r in rounds]
     return {
-        **planned.identity,
-        "method": planned.variant.method,
-        "values": dict(planned.variant.values),
-        "run_dir": planned.run_dir.name,
+        "algorithm": variant.label,
+        "seed": config.seed,
+        "method": variant.method,
+        "values": dict(variant.values),
+        "run_dir": run_dir.name,
         "clients": summary["clients"],
-        "rounds": planned.config.rounds,
+        "rounds": config.rounds,
         "primary": primary,
         "title": summary["titles"].get(primary, primary),
         "curve_of": primary if measure is None else measure,
@@ -76,7 +78,7 @@ def numbers(planned: Planned, question: Question) -> dict[str, Any]:
             for name, scores in summary["after"].get("more_tests", {}).items()
         },
         "measures": measures,
-        **answers(curve, question, higher_is_better=measure is None and higher_is_better(planned.config, primary)),
+        **answers(curve, question, higher_is_better=measure is None and higher_is_better(config, primary)),
         "bytes_up": told(traffic["up"]),
         "bytes_down": told(traffic["down"]),
         "bytes_first_contact": told(traffic["first_contact"]),

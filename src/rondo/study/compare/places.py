@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rondo.config.load import located
 from rondo.config.schema import RunConfig
@@ -15,27 +14,6 @@ from rondo.records import durable
 from rondo.records.directory import RunDirectory, to_toml
 from rondo.runs.given import NOTHING, Given
 from rondo.study.compare.variants import Variant
-
-
-@dataclass(frozen=True)
-class Planned:
-    """One run of a comparison. Unless it is new, ``run_dir`` already holds it, with an equal configuration."""
-
-    variant: Variant
-    run_dir: Path
-    state: Literal["new", "unfinished", "finished"]
-
-    @property
-    def config(self) -> RunConfig:
-        return self.variant.config
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """The run's label and seed, which no other run has."""
-        return {"algorithm": self.variant.label, "seed": self.config.seed}
-
-    def __str__(self) -> str:
-        return f"{self.variant.label}, seed {self.config.seed}"
 
 
 def folder_of(out: str | Path | None) -> Path:
@@ -74,16 +52,15 @@ class Settled:
         return variant.config.model_copy(update=dict(self._known[variant.data_keys]))
 
 
-def place(folder: Path, variant: Variant, settled: Settled, taken: Set[Path] = frozenset()) -> Planned:
-    """The folder of a run, and its state. Nothing is ever deleted: if another configuration has the name, or a run that
-    is to be made takes it (``taken``), the run takes the next free one."""
+def place(folder: Path, variant: Variant, settled: Settled, taken: Set[Path] = frozenset()) -> Path:
+    """The folder of a run: the one that holds it already, with an equal configuration, or a new one. Nothing is ever
+    deleted: if another configuration has the name, or a run that is to be made takes it (``taken``), the run takes the
+    next free one."""
     stem = folder / variant.folder
     path, count = stem, 1
-    while path.exists() or path in taken:
-        if path.exists() and _holds(path, variant, settled):
-            return Planned(variant, path, "finished" if RunDirectory(path).finished else "unfinished")
+    while path in taken or (path.exists() and not _holds(path, variant, settled)):
         path, count = stem.with_name(f"{stem.name}-{count}"), count + 1
-    return Planned(variant, path, "new")
+    return path
 
 
 def _holds(path: Path, variant: Variant, settled: Settled) -> bool:
@@ -100,13 +77,11 @@ def _holds(path: Path, variant: Variant, settled: Settled) -> bool:
     return ran == to_toml(located(variant.config)) or ran == to_toml(located(settled(variant)))
 
 
-def check_dealt(partitions: dict[str, tuple[str, Any]], planned: Planned, partition: Any) -> None:
+def check_dealt(partitions: dict[str, tuple[str, Any]], variant: Variant, name: str, partition: Any) -> None:
     """Raise :class:`ConfigError` unless all runs of the same data keys dealt the same clients the same rows, as the
-    same model reads them."""
-    key = planned.variant.data_keys + planned.config.model.model_dump_json()
-    name, first_partition = partitions.setdefault(key, (planned.run_dir.name, partition))
+    same model reads them. ``name``: the run's folder."""
+    key = variant.data_keys + variant.config.model.model_dump_json()
+    first, first_partition = partitions.setdefault(key, (name, partition))
     if partition != first_partition:
-        message = (
-            f"{planned.run_dir.name} has another partition than {name}: the data changed between; name a new folder"
-        )
+        message = f"{name} has another partition than {first}: the data changed between; name a new folder"
         raise ConfigError.at("--out", message, "rondo compare")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from rondo.config.rules.methods import MAY_DIFFER, may_differ
 from rondo.config.schema import RunConfig
 from rondo.data.demo import STARTER
 from rondo.errors import ConfigError, Problem
+from rondo.study.runs import file_name
 
 Vary: TypeAlias = Mapping[str, Sequence[Any]]
 """The values of each key that is varied."""
@@ -38,8 +38,7 @@ class Variant:
     @property
     def folder(self) -> str:
         """The name of the run's folder."""
-        name = re.sub(r"[^\w.-]+", "-", self.label.replace(":", "."))
-        return f"{name}-seed-{self.config.seed}"
+        return f"{file_name(self.label)}-seed-{self.config.seed}"
 
     @property
     def data_keys(self) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +13,8 @@ from rondo.records import durable
 from rondo.records.words import trained
 from rondo.study.compare.comparison import Comparison
 from rondo.study.compare.numbers import Question, only
-from rondo.study.compare.over_seeds import over_seeds
-from rondo.study.compare.papers import comparison_latex, runs_csv
+from rondo.study.compare.over_seeds import over_seeds, run_rows
+from rondo.study.compare.table import comparison_table
 from rondo.study.compare.variants import Variant
 
 
@@ -58,8 +60,8 @@ def written(
     if runs:
         from rondo.study import pictures as comparisons
 
-        files["comparison.csv"] = runs_csv(runs).encode()
-        files["comparison.tex"] = comparison_latex(content).encode()
+        files["comparison.csv"] = _csv(runs)
+        files["comparison.tex"] = comparison_table(content).latex().encode()
         files["comparison.png"] = comparisons.comparison(content)
         files["comparison.svg"] = comparisons.comparison(content, "svg")
         if (over := comparisons.varied(content)) is not None:
@@ -67,3 +69,12 @@ def written(
     with durable.written(folder):
         durable.write_all(folder, files)
     return comparison
+
+
+def _csv(runs: Sequence[dict[str, Any]]) -> bytes:
+    """A row per run."""
+    rows, file = run_rows(runs), io.StringIO()
+    writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue().encode()

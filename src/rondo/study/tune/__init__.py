@@ -3,7 +3,6 @@
 ::
 
     tuning      what is searched: grid, seeds, share held out
-    trial       runs under a folder: made, gone on with, scored
     search      halving over seeds: the trials that are missing, and the point of each method
     proposals   points of a large grid, by optuna
     chosen      the values of a method, as a file keeps them

@@ -20,9 +20,10 @@ from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, Problem
 from rondo.study import compare
 from rondo.study.compare.numbers import first_metric, higher_is_better
+from rondo.study.runs import Runs, Trial, place
+from rondo.study.score import Score
 from rondo.study.tune.chosen import Chosen, digest
 from rondo.study.tune.search import Search
-from rondo.study.tune.trial import Runs, Score, Trial, place
 from rondo.study.tune.tuning import Point, Tuning, merge, nested
 
 _SOURCE = "rondo tune"

@@ -7,9 +7,10 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rondo.study.runs import Runs, Trial
+from rondo.study.score import Score
 from rondo.study.tune.chosen import Chosen, Tried
 from rondo.study.tune.proposals import Proposals
-from rondo.study.tune.trial import Runs, Score, Trial
 from rondo.study.tune.tuning import Point, Tuning
 
 
