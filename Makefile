@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Downloads with their progress, without the list of what is there already.
 PIP_SHOWS := --progress-bar on --disable-pip-version-check
 
-.PHONY: demo docs docs-zensical federate-demo test test-sweeps test-slow test-benchmarks test-papers test-federation check method bench gpu dist wheel-day mutants clean
+.PHONY: demo docs docs-zensical results federate-demo test test-sweeps test-slow test-benchmarks test-papers test-federation check method bench gpu dist wheel-day mutants clean
 
 demo: $(STAMP)
 	$(BIN)/rondo demo
@@ -74,6 +74,11 @@ $(VENV)/.docs: $(STAMP)
 # The stubs of a method for low-rank factors: make method NAME=my-method
 method: $(STAMP)
 	$(BIN)/python tests/algorithms/new_method.py $(NAME)
+
+# The pages of docs/results from the records beside them, in two minutes: after a change of an entry or of a rule of judging.
+results: $(STAMP)
+	$(BIN)/python docs/.site/pages.py
+	$(BIN)/python docs/.site/measured.py
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/rounds.py

@@ -42,10 +42,10 @@ round. A client is sent what it lacks, which is nothing in the first round of mo
 alone. A method with a period longer than four rounds sends more in some later round.
 
 **Verdicts**: numbers of [claims of the papers](../results/README.md) in which a run of the method takes part, on either
-side of the comparison. So "refuted" is said of a claim, not of a method.
+side of the comparison. So a verdict is said of a claim, and not of a method.
 
-| method | kB up, rounds 1 to 4 | kB down, rounds 1 to 4 | hold | in direction | refuted | open |
-|---|---|---|---|---|---|---|
+| method | kB up, rounds 1 to 4 | kB down, rounds 1 to 4 | seen | smaller | not seen here | open | not as stated |
+|---|---|---|---|---|---|---|---|
 """
 FOOT = """
 The methods of linear regression (`rolora-linear`, `ffa-linear`, `fedrep-linear`) train no language model and have no
@@ -95,7 +95,7 @@ def page() -> str:
     for name in algorithms.TABLE:
         nothing = {"up": [], "down": []}
         up, down = (", ".join(f"{n / 1000:.1f}" for n in sent.get(name, nothing)[key]) for key in ("up", "down"))
-        said = [counts[name][v] for v in ("holds", "holds in direction", "refuted", "open")]
+        said = [counts[name][v] for v in ("seen", "seen, smaller", "not seen here", "open", "not tested as stated")]
         rows.append(f"| `{name}` | {up} | {down} | {' | '.join(str(n) if n else '' for n in said)} |\n")
     return HEAD + "".join(rows) + FOOT
 

@@ -16,7 +16,7 @@ from rondo.study.claims import entry as entries
 from rondo.study.claims.findings import findings
 from rondo.study.claims.paired import Paired
 from rondo.study.claims.trials import Trials
-from rondo.study.claims.verdict import judge_mean, judge_runs, outside
+from rondo.study.claims.verdict import Odds, Verdict, beyond, judge_mean, judge_runs, outside
 from small_entries import ENTRY, LINEAR, TRAIN, decided, page, written
 
 BOUND: dict[str, Any] = {"claim": "it is near", "arm": "alternating", "source": "Lemma 0"}
@@ -25,30 +25,43 @@ BOUND: dict[str, Any] = {"claim": "it is near", "arm": "alternating", "source": 
 @pytest.mark.parametrize(
     ("values", "low", "high", "word", "reason"),
     [
-        ([0.1, 0.2, 0.3], -math.inf, 0.3, "holds", "kept in all 3 runs, so at 95 % in more than 37% of such runs"),
+        ([0.1, 0.2, 0.3], -math.inf, 0.3, "seen", "kept in all 3 runs, so at 95 % in more than 37% of such runs"),
         (
             [0.2, 0.2 + 1e-15, 0.2],
             -math.inf,
             0.3,
-            "holds",
+            "seen",
             "kept in all 3 runs; the values differ by rounding, so all runs are one observation",
         ),
         (
             [0.4, 0.4],
             -math.inf,
             0.3,
-            "refuted",
+            "not seen here",
             "broken in 2 of 2 runs, at worst with 0.4; the values differ by rounding, so all runs are one observation",
         ),
-        ([0.2], -math.inf, 0.3, "holds", "kept in all 1 runs, so at 95 % in more than 5% of such runs"),
-        ([0.1, 0.2, 0.31], -math.inf, 0.3, "refuted", "broken in 1 of 3 runs, at worst with 0.31"),
-        ([0.1, -0.5, 0.31], 0.0, 0.3, "refuted", "broken in 2 of 3 runs, at worst with -0.5"),
-        ([0.1, math.nan], -math.inf, 0.3, "refuted", "broken in 1 of 2 runs, at worst with nan"),
+        ([0.2], -math.inf, 0.3, "seen", "kept in all 1 runs, so at 95 % in more than 5% of such runs"),
+        ([0.1, 0.2, 0.31], -math.inf, 0.3, "not seen here", "broken in 1 of 3 runs, at worst with 0.31"),
+        ([0.1, -0.5, 0.31], 0.0, 0.3, "not seen here", "broken in 2 of 3 runs, at worst with -0.5"),
+        ([0.1, math.nan], -math.inf, 0.3, "not seen here", "broken in 1 of 2 runs, at worst with nan"),
     ],
 )
 def test_bound_on_every_run(values: list[float], low: float, high: float, word: str, reason: str) -> None:
     verdict = judge_runs(values, low, high)
     assert (verdict.word, verdict.reason) == (word, reason)
+
+
+def test_theorem_inside_its_own_conditions_has_a_counterexample_with_the_region_where_it_holds() -> None:
+    verdict = judge_runs([0.2, 0.4], -math.inf, 0.3, region="it holds up to a step of 1")
+    why = "broken in 1 of 2 runs, at worst with 0.4; it holds up to a step of 1"
+    assert (verdict.word, verdict.reason) == ("counterexample", why)
+    assert judge_runs([0.2, 0.3], -math.inf, 0.3, region="it holds up to a step of 1").word == "seen"
+
+
+def mean_judged(paired: Paired, low: float, high: float, claims: int = 1) -> Verdict:
+    """The verdict with the other ``claims`` of its table alike."""
+    odds = (outside(paired, low, high), beyond(paired, low, high))
+    return judge_mean(paired, Odds(*(min(1.0, claims * one) for one in odds)), low, high, claims)
 
 
 def test_runs_that_had_been_seen_tell_no_share() -> None:
@@ -59,19 +72,19 @@ def test_runs_that_had_been_seen_tell_no_share() -> None:
 @pytest.mark.parametrize(
     ("values", "low", "high", "word"),
     [
-        ([0.50, 0.52, 0.49, 0.51], 0.4, 0.6, "holds"),
-        ([0.50, 0.52, 0.49, 0.51], -math.inf, 0.6, "holds"),
-        ([0.50, 0.52, 0.49, 0.51], 0.4, math.inf, "holds"),
+        ([0.50, 0.52, 0.49, 0.51], 0.4, 0.6, "seen"),
+        ([0.50, 0.52, 0.49, 0.51], -math.inf, 0.6, "seen"),
+        ([0.50, 0.52, 0.49, 0.51], 0.4, math.inf, "seen"),
         ([0.50, 0.52, 0.49, 0.51], 0.503, 0.6, "open"),
         ([0.50, 0.52, 0.49, 0.51], 0.51, 0.6, "open"),
-        ([0.50, 0.52, 0.49, 0.51], 0.6, 0.7, "refuted"),
-        ([0.50, 0.52, 0.49, 0.51], -math.inf, 0.4, "refuted"),
+        ([0.50, 0.52, 0.49, 0.51], 0.6, 0.7, "not seen here"),
+        ([0.50, 0.52, 0.49, 0.51], -math.inf, 0.4, "not seen here"),
         ([0.5], 0.4, 0.6, "open"),
     ],
 )
 def test_bound_on_a_mean(values: list[float], low: float, high: float, word: str) -> None:
     paired = Paired.of(values)
-    verdict = judge_mean(paired, outside(paired, low, high), low, high)
+    verdict = mean_judged(paired, low, high)
     assert verdict.word == word
     if word == "open" and len(values) > 1:
         assert verdict.seeds is not None
@@ -80,11 +93,12 @@ def test_bound_on_a_mean(values: list[float], low: float, high: float, word: str
 
 def test_mean_within_its_bounds_may_be_open_by_the_corrected_probability() -> None:
     paired = Paired.of([0.50, 0.55, 0.45, 0.51])
-    p = outside(paired, 0.4, math.inf)
-    assert judge_mean(paired, p, 0.4, math.inf).word == "holds"
-    verdict = judge_mean(paired, 9 * p, 0.4, math.inf, 9)
+    assert mean_judged(paired, 0.4, math.inf).word == "seen"
+    verdict = mean_judged(paired, 0.4, math.inf, 9)
     why = "the interval lies within the bounds, but p, corrected for the other claims, is not below 0.05"
     assert (verdict.word, verdict.reason) == ("open", why)
+    assert mean_judged(paired, 0.6, math.inf).word == "not seen here"
+    assert mean_judged(paired, 0.6, math.inf, 99).reason == why.replace("within", "outside")
 
 
 def test_probability_of_a_bound_is_that_of_its_nearer_end() -> None:
@@ -113,10 +127,17 @@ def test_bounds_come_to_their_verdicts(tmp_path: Path) -> None:
     ]
     path = written(tmp_path, config={**LINEAR, "problem": problem}, every=2, bounds=bounds, contrasts=[], log10=True)
     said = decided(path, tmp_path / "out")
-    assert "it is near: 0.862 [0.862, 0.862], holds" in said
+    assert "it is near: 0.862 [0.862, 0.862], seen" in said
     trials = Trials("own", entries.read(str(path)), tmp_path / "out", tmp_path)
     of_claims = findings(trials)
-    assert [finding.verdict.word for finding in of_claims] == ["holds", "refuted", "holds", "holds", "holds", "refuted"]
+    assert [finding.verdict.word for finding in of_claims] == [
+        "seen",
+        "not seen here",
+        "seen",
+        "seen",
+        "seen",
+        "not seen here",
+    ]
     cosine2 = 1 - 0.9**2  # |b|^2 of the first iteration; the step and its normalisation are Algorithm 2's
     step = 0.3
     first = (1 - 2 * step * cosine2) / math.sqrt(1 + 4 * step**2 * cosine2 * 0.9**2)

@@ -37,10 +37,10 @@ def test_entry_comes_to_its_verdict_and_keeps_it(tmp_path: Path) -> None:
     path = written(tmp_path)
     said = decided(path, tmp_path / "out")
     assert "alternating is nearer" in said
-    assert ", holds\n" in said
+    assert ", seen\n" in said
     lines = page(tmp_path / "out")
-    assert any("**holds**: above zero, and at least half" in line for line in lines)
-    table = (tmp_path / "out" / "pages" / "README.md").read_text(encoding="utf-8")
+    assert any("**seen**: above zero, and at least half" in line for line in lines)
+    table = (tmp_path / "out" / "pages" / "all.md").read_text(encoding="utf-8")
     assert "[alternating is nearer](own.md) | 0.2 (none) |" in table
     assert (tmp_path / "out" / "pages" / "own.png").read_bytes().startswith(b"\x89PNG")
     runs = {p: p.stat().st_mtime_ns for p in (tmp_path / "out" / "own").rglob("summary.json")}
@@ -58,7 +58,7 @@ def test_budget_that_is_over_starts_no_run_and_says_what_is_missing(tmp_path: Pa
     counts = "| alternating is nearer | 0.2 (none) | significantly above zero, and at least 0.1 |"
     assert f"{counts} - | **open**: no seed has all runs yet | - | - | 0 |" in lines
     assert not [line for line in lines if line.startswith("| arm")]
-    table = (tmp_path / "out" / "pages" / "README.md").read_text(encoding="utf-8")
+    table = (tmp_path / "out" / "pages" / "all.md").read_text(encoding="utf-8")
     assert "[alternating is nearer](own.md) | 0.2 (none) | - | 0 | open |" in table
 
 
@@ -134,7 +134,7 @@ def test_tuning_takes_the_best_of_one_grid_and_leaves_the_worse_half_out(tmp_pat
         for p in (tmp_path / "out" / "own").glob("*/summary.json")
     }
     assert rates == {0.3}
-    assert findings(trials)[0].verdict.word == "holds in direction"
+    assert findings(trials)[0].verdict.word == "seen, smaller"
 
 
 def test_trials_have_a_score_and_tables_of_their_own(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_page_of_ones_own_entry_tells_its_command(tmp_path: Path) -> None:
     decided(path, tmp_path / "out")
     pages = tmp_path / "out" / "pages"
     assert "    rondo reproduce 'my own.toml'" in (pages / "my own.md").read_text(encoding="utf-8").splitlines()
-    index = (pages / "README.md").read_text(encoding="utf-8")
+    index = (pages / "all.md").read_text(encoding="utf-8")
     assert "`rondo reproduce 'my own.toml'`" in index
     assert "[alternating is nearer](my%20own.md)" in index
 

@@ -24,11 +24,11 @@ def test_dearer_method_holds_at_the_end_and_fails_at_equal_bytes(tmp_path: Path)
     trials = made(tmp_path, entry(), {"dear": (20, [0.0, 0.1, 3.0, 4.0]), "cheap": (10, [1.0, 1.5, 2.0, 2.5])})
     (finding,) = findings(trials)
     assert finding.paired.differences == pytest.approx((1.5, 1.501, 1.502))
-    assert finding.verdict.word == "holds"
+    assert finding.verdict.word == "seen"
     # The cheap one sends 40 bytes in all; the dear one has sent those after two rounds.
     assert finding.equal_bytes is not None
     assert finding.equal_bytes.paired.differences == pytest.approx((-2.4, -2.399, -2.398))
-    assert finding.equal_bytes.verdict.word == "refuted"
+    assert finding.equal_bytes.verdict.word == "not seen here"
 
 
 def test_scores_that_differ_by_rounding_are_one_score(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_scores_that_differ_by_rounding_are_one_score(tmp_path: Path) -> None:
         write(trial.folder, 20, [0.3 if trial.arm == "dear" else 0.1 + 0.2])
     (finding,) = findings(trials)
     assert finding.paired.differences == (0.0, 0.0, 0.0)
-    assert (finding.p, finding.verdict.word) == (1.0, "refuted")
+    assert (finding.p, finding.verdict.word) == (1.0, "not seen here")
 
 
 def test_mean_of_the_last_scores_is_taken_at_equal_bytes_too(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_more_clients_that_send_as_much_each_are_not_cut_short(tmp_path: Path) -
     (finding,) = findings(made(tmp_path, entry(), of_arm, {"dear": 500, "cheap": 20}))
     assert finding.equal_bytes is not None
     assert finding.equal_bytes.paired == finding.paired
-    assert finding.equal_bytes.verdict.word == "holds"
+    assert finding.equal_bytes.verdict.word == "seen"
 
 
 def test_clients_of_a_run_that_stopped_are_those_of_its_partition(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_runs_that_end_after_other_rounds_are_said_to(tmp_path: Path) -> None:
     trials = made(tmp_path, entry(), of_arm)
     (finding,) = page.write(trials, tmp_path / "pages")
     assert page.at_end(finding, trials) == "-2.40 [-2.40, -2.40] (rounds: dear 2, cheap 4)"
-    for name in ("own.md", "README.md"):
+    for name in ("own.md", "all.md"):
         written = (tmp_path / "pages" / name).read_text(encoding="utf-8")
         assert "equal rounds" not in written
         assert "(rounds: dear 2, cheap 4) | " in written
@@ -155,7 +155,7 @@ def test_one_difference_for_all_seeds_has_no_probability(tmp_path: Path) -> None
 def test_without_a_score_by_then_there_is_no_verdict(tmp_path: Path) -> None:
     trials = made(tmp_path, entry(), {"dear": (20, [0.0, 4.0]), "cheap": (1, [1.0, 1.0])})
     (finding,) = findings(trials)
-    assert (finding.verdict.word, finding.equal_bytes) == ("holds", None)
+    assert (finding.verdict.word, finding.equal_bytes) == ("seen", None)
 
 
 def test_claim_on_rounds_alone_has_no_verdict_at_equal_bytes(tmp_path: Path) -> None:
@@ -163,13 +163,13 @@ def test_claim_on_rounds_alone_has_no_verdict_at_equal_bytes(tmp_path: Path) -> 
     of_arm = {"dear": (20, [0.0, 0.1, 3.0, 4.0]), "cheap": (10, [1.0, 1.5, 2.0, 2.5])}
     trials = made(tmp_path, entry(contrasts=[contrast], remarks="All of it is made up."), of_arm)
     (finding,) = page.write(trials, tmp_path / "pages")
-    assert (finding.verdict.word, finding.equal_bytes) == ("holds", None)
+    assert (finding.verdict.word, finding.equal_bytes) == ("seen", None)
     text = (tmp_path / "pages" / "own.md").read_text(encoding="utf-8")
     assert "| - | a theorem on rounds | 3 |" in text
     assert "Seen in the runs: All of it is made up." in text.splitlines()
 
 
-@pytest.mark.parametrize(("scores", "word"), [([0.5, 0.5, 0.5], "open"), ([0.6, 0.5, 0.5], "holds")])
+@pytest.mark.parametrize(("scores", "word"), [([0.5, 0.5, 0.5], "open"), ([0.6, 0.5, 0.5], "seen")])
 def test_claim_on_an_arm_whose_trials_score_alike_is_open(scores: list[float], word: str, tmp_path: Path) -> None:
     """Nothing chose the values that it has."""
     tuning = {"grid": {"train.lr": [0.1, 0.2, 0.3]}, "seeds": [7]}
@@ -199,7 +199,7 @@ def test_runs_whose_turnout_is_a_secret_have_no_bytes(tmp_path: Path) -> None:
         summary["privacy"]["epsilon"] = 8.0 if trial.arm == "dear" else None
         (trial.folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     (finding,) = findings(trials)
-    assert (finding.verdict.word, finding.equal_bytes) == ("holds", None)
+    assert (finding.verdict.word, finding.equal_bytes) == ("seen", None)
     assert [trials.curve(trial).bytes for trial in trials.runs()] == [None] * 6
     page.write(trials, tmp_path / "pages")
     text = (tmp_path / "pages" / "own.md").read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ from rondo.study.claims import page
     ("paper", "of_seeds", "told"),
     [
         (1.0, [0.5, 0.6, 2.9], "open; 67 seeds would decide, 0.1 h more"),
-        (1.0, [1.999, 2.0, 2.001], "holds"),
+        (1.0, [1.999, 2.0, 2.001], "seen"),
         (None, [0.0, 1.0001, 2.0], "open"),
     ],
 )
@@ -34,4 +34,4 @@ def test_open_claim_tells_the_seeds_and_hours_that_would_decide_it(
     assert (claim.get("deciding_seeds"), claim.get("deciding_seconds")) == (
         (None, None) if seeds is None else (seeds, (seeds - 3) * 2 * 1.0)
     )
-    assert f"| 3 | {told} | " in (tmp_path / "pages" / "README.md").read_text(encoding="utf-8")
+    assert f"| 3 | {told} | " in (tmp_path / "pages" / "all.md").read_text(encoding="utf-8")

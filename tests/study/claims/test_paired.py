@@ -8,7 +8,7 @@ import pytest
 
 from rondo.records.student import quantile, within
 from rondo.study.claims.paired import Paired, holm
-from rondo.study.claims.verdict import judge
+from rondo.study.claims.verdict import Odds, Verdict, beyond, judge, least
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,12 @@ def test_interval_of_a_known_sample() -> None:
     assert paired.p == pytest.approx(0.00283289, abs=1e-7)
 
 
+def judged(paired: Paired, paper: float | None, claims: int = 1) -> Verdict:
+    """The verdict with the other ``claims`` of its table alike."""
+    odds = (paired.p, beyond(paired, least(paper)))
+    return judge(paired, Odds(*(holm([one] * claims)[0] for one in odds)), paper, claims)
+
+
 def test_samples_without_a_spread() -> None:
     assert Paired.of([0.5]).interval is None
     assert (Paired.of([0.5, 0.5]).interval, Paired.of([0.5, 0.5]).p) == ((0.5, 0.5), 0.0)
@@ -52,26 +58,32 @@ def test_holm_keeps_the_order_and_never_falls() -> None:
 @pytest.mark.parametrize(
     ("differences", "paper", "word"),
     [
-        ([0.05, 0.06, 0.055, 0.05], 0.1, "holds"),
-        ([0.02, 0.03, 0.025, 0.02], 0.1, "holds in direction"),
-        ([0.02, 0.03, 0.025, 0.02], None, "holds in direction"),
-        ([0.01, -0.01, 0.005, -0.005], 0.1, "refuted"),
-        ([-0.05, -0.06, -0.055, -0.05], None, "refuted"),
+        ([0.05, 0.06, 0.055, 0.05], 0.1, "seen"),
+        ([0.02, 0.03, 0.025, 0.02], 0.1, "seen, smaller"),
+        ([0.02, 0.03, 0.025, 0.02], None, "seen, smaller"),
+        ([0.01, -0.01, 0.005, -0.005], 0.1, "not seen here"),
+        ([-0.05, -0.06, -0.055, -0.05], None, "not seen here"),
         ([0.05, -0.03, 0.09, -0.02], 0.1, "open"),
         ([0.05, -0.03, 0.09, -0.02], None, "open"),
         ([0.2], 0.1, "open"),
     ],
 )
 def test_every_verdict(differences: list[float], paper: float | None, word: str) -> None:
-    paired = Paired.of(differences)
-    assert judge(paired, paired.p, paper).word == word
+    assert judged(Paired.of(differences), paper).word == word
 
 
 def test_verdict_goes_by_the_corrected_probability() -> None:
-    """Alone it would hold; beside nineteen others it does not."""
-    paired = Paired.of([0.05, 0.09, 0.02, 0.06])
-    assert judge(paired, paired.p, 0.1).word == "holds"
-    assert judge(paired, holm([paired.p] * 20)[0], 0.1).word == "open"
+    """Alone it would be seen, or not seen; beside nineteen others it is open."""
+    for differences, word in (([0.05, 0.09, 0.02, 0.06], "seen"), ([0.0, 0.02, -0.015, 0.005], "not seen here")):
+        paired = Paired.of(differences)
+        assert judged(paired, 0.1).word == word
+        assert judged(paired, 0.1, 20).word == "open"
+
+
+def test_open_claim_below_the_half_says_that_p_is_corrected() -> None:
+    verdict = judged(Paired.of([0.0, 0.02, -0.015, 0.005]), 0.1, 20)
+    why = "below half of the paper's effect, but p, corrected for the other claims, is not below 0.05"
+    assert (verdict.word, verdict.reason) == ("open", why)
 
 
 def test_open_claim_above_zero_says_that_p_is_corrected() -> None:
@@ -79,7 +91,7 @@ def test_open_claim_above_zero_says_that_p_is_corrected() -> None:
     paired = Paired.of([0.05, 0.09, 0.02, 0.06])
     assert paired.interval is not None
     assert paired.interval[0] > 0
-    verdict = judge(paired, holm([paired.p] * 20)[0], 0.1, 20)
+    verdict = judged(paired, 0.1, 20)
     assert verdict.word == "open"
     assert verdict.reason == "above zero, but p, corrected for the other claims, is not below 0.05"
 
@@ -91,20 +103,20 @@ def test_open_claim_above_zero_says_that_p_is_corrected() -> None:
 
 
 def test_one_seed_says_nothing_of_the_seeds_that_would_decide() -> None:
-    assert judge(Paired.of([0.2]), 1.0, 0.1).seeds is None
+    assert judged(Paired.of([0.2]), 0.1).seeds is None
 
 
 def test_open_claim_names_the_seeds_that_would_decide_it() -> None:
     differences = [0.09, -0.03, 0.06, -0.01]
     paired = Paired.of(differences)
-    verdict = judge(paired, paired.p, 0.1)
+    verdict = judged(paired, 0.1)
     assert verdict.seeds is not None
 
     def half_width(count: int) -> float:
         return quantile(0.95, count - 1) * paired.sd / math.sqrt(count)
 
     assert half_width(verdict.seeds) < paired.mean <= half_width(verdict.seeds - 1)
-    never = judge(Paired.of([1.0, -1.0]), 1.0, None)
+    never = judged(Paired.of([1.0, -1.0]), None)
     assert never.seeds is None
     assert never.reason == "the interval includes zero, nor would 1,000 seeds like these decide"
 
@@ -112,7 +124,7 @@ def test_open_claim_names_the_seeds_that_would_decide_it() -> None:
 def test_reason_is_of_what_was_asked() -> None:
     """Without a number there is no half of an effect; and a mean below it does not exclude it."""
     above = Paired.of([0.02, 0.03, 0.025, 0.02])
-    assert judge(above, above.p, 0.1).reason == "above zero, and its mean is less than half of the paper's effect"
+    assert judged(above, 0.1).reason == "above zero, and its mean is less than half of the paper's effect"
     across = Paired.of([0.05, -0.03, 0.09, -0.02])
-    assert judge(across, across.p, 0.1).reason == "the interval excludes neither zero nor half of the effect"
-    assert judge(across, across.p, None).reason == "the interval includes zero"
+    assert judged(across, 0.1).reason == "the interval excludes neither zero nor half of the effect"
+    assert judged(across, None).reason == "the interval includes zero"

@@ -18,20 +18,35 @@ from rondo.config.load import load
 from rondo.config.schema import RunConfig
 from rondo.config.section import Positive, Section
 from rondo.errors import ConfigError, headed
+from rondo.study.claims.product import spread
 from rondo.study.score import Score
 from rondo.study.tune.chosen import Chosen, digest
 from rondo.study.tune.tuning import Seeds, Tuning, merge, nested
 
+_Arms = Annotated[list[str], Field(min_length=1)]
+_Untested = Annotated[str, Field(pattern=r"^(|(budget|condition|setting): .+)$")]
+"""What the claim's own budget, condition or setting has and these runs have not; empty if it is tested as stated."""
 
-class Contrast(Section):
+
+class Sides(Section):
+    """Arms whose scores are added, and arms whose scores are taken off."""
+
+    plus: _Arms
+    """Arms that the claim expects above."""
+    minus: _Arms
+    """Arms that it expects below."""
+
+    @property
+    def arms(self) -> list[str]:
+        """The arms that it names, each once."""
+        return list(dict.fromkeys([*self.plus, *self.minus]))
+
+
+class Contrast(Sides):
     """One claim as a difference: the sum of the scores of ``plus`` less that of ``minus``, by seed."""
 
     claim: str
     """The claim in one sentence."""
-    plus: Annotated[list[str], Field(min_length=1)]
-    """Arms that the claim expects above."""
-    minus: Annotated[list[str], Field(min_length=1)]
-    """Arms that it expects below."""
     target: float | None = None
     """A value of the metric. The claim is then on the decimal logarithm of the bytes per client, up and down, at the
     first value that reaches it, from above if lower is better. A run that never does counts with all its bytes, less
@@ -43,11 +58,12 @@ class Contrast(Section):
     """The place in the paper, and the numbers of the difference."""
     rounds_alone: str = ""
     """Why the claim says nothing at equal bytes; empty where it does."""
-
-    @property
-    def arms(self) -> list[str]:
-        """The arms that it names, each once."""
-        return list(dict.fromkeys([*self.plus, *self.minus]))
+    untested: _Untested = ""
+    one_rate: bool = False
+    """Whether it is on arms at one rate, as on two forms of one method. A verdict at each one's own rate is then open
+    without one at a common rate, and where the two differ."""
+    common: Sides | None = None
+    """The same at a common rate."""
 
 
 class Bound(Section):
@@ -67,9 +83,12 @@ class Bound(Section):
     """In place of these: each value of a run is at most this many times the one before, from the value before the first
     round on. Values below 1e-12 are rounding, and nothing is asked of what follows them."""
     of: Literal["runs", "mean"] = "runs"
-    """``"runs"``: every run keeps the bound, and one that breaks it refutes the claim. ``"mean"``: their mean does."""
+    """``"runs"``: every run keeps the bound. ``"mean"``: their mean does."""
+    region: str = ""
+    """Of a theorem inside its own conditions, which one run that breaks it contradicts: where it does hold."""
     source: str
     """The place in the paper, and the numbers of the bound."""
+    untested: _Untested = ""
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
@@ -86,6 +105,44 @@ class Bound(Section):
     def arms(self) -> list[str]:
         """The arms that it names."""
         return [self.arm] if self.less is None else [self.arm, self.less]
+
+
+class Precondition(Section):
+    """What claims presuppose, measured in the same runs. Without it they are not tested as stated."""
+
+    says: str
+    """It in one sentence."""
+    claims: list[str] = Field(default_factory=list)
+    """The claims that presuppose it; empty: all of the entry."""
+    plus: list[str] = Field(default_factory=list)
+    """Arms whose scores are added."""
+    minus: list[str] = Field(default_factory=list)
+    """Arms whose scores are taken off."""
+    at_least: float | None = None
+    """The least mean of that difference, in the unit of the score."""
+    flat: list[str] = Field(default_factory=list)
+    """In place of these: arms whose curves are flat at the end."""
+    at_most: Annotated[float, Field(gt=0)] | None = None
+    """The largest change of their mean from one tenth of the rounds to the last."""
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if (self.at_least is not None, self.at_most is not None) != (bool(self.plus), bool(self.flat)):
+            raise ValueError("at_least goes with plus, and at_most with flat")
+        if bool(self.plus) == bool(self.flat):
+            raise ValueError("a precondition has plus and at_least, or it has flat and at_most")
+        return self
+
+    @property
+    def arms(self) -> list[str]:
+        """The arms that it names."""
+        return [*self.plus, *self.minus, *self.flat]
+
+    def is_met(self, here: float | None) -> bool:
+        """Whether ``here``, the mean difference or the largest change, is enough; one that nothing tells is not."""
+        if here is None:
+            return False
+        return (self.at_least is None or here >= self.at_least) and (self.at_most is None or here <= self.at_most)
 
 
 class EntryTuning(Tuning):
@@ -150,6 +207,7 @@ class Entry(Section):
     """The tables that each arm lays over it, by name."""
     contrasts: list[Contrast] = Field(default_factory=list)
     bounds: list[Bound] = Field(default_factory=list)
+    preconditions: list[Precondition] = Field(default_factory=list)
     tuning: EntryTuning | None = None
     tuned: dict[str, Chosen] = Field(default_factory=dict)
     """The values that ``rondo tune`` has chosen for each arm."""
@@ -158,10 +216,13 @@ class Entry(Section):
     def _arms_are_there(self) -> Self:
         if not self.claims:
             raise ValueError("an entry has contrasts, bounds or both")
-        named = {arm for claim in self.claims for arm in claim.arms}
+        named = {arm for named in (*self.claims, *self.commons, *self.preconditions) for arm in named.arms}
         for table, arms in (("claims name", named), ("tuned names", self.tuned.keys())):
             if unknown := arms - self.arms.keys():
                 raise ValueError(f"{table} arms that are not there: {', '.join(sorted(unknown))}")
+        unknown_claims = {one for p in self.preconditions for one in p.claims} - {claim.claim for claim in self.claims}
+        if unknown_claims:
+            raise ValueError(f"preconditions name claims that are not there: {', '.join(sorted(unknown_claims))}")
         if not self.metric.startswith("measures.") and any(bound.factor is not None for bound in self.bounds):
             raise ValueError("a factor is for a metric of measures, whose value before the first round is known")
         if self.tuning is not None and set(self.tuning.seeds) & set(self.seeds):
@@ -175,6 +236,15 @@ class Entry(Section):
     def claims(self) -> list[Contrast | Bound]:
         """All claims, in the order of a page."""
         return [*self.contrasts, *self.bounds]
+
+    @property
+    def commons(self) -> list[Contrast]:
+        """The contrasts that have a common rate, at it."""
+        return [
+            one.model_copy(update={"plus": one.common.plus, "minus": one.common.minus, "common": None})
+            for one in self.contrasts
+            if one.common is not None
+        ]
 
     @property
     def hours(self) -> float:
@@ -269,6 +339,7 @@ def text(name: str) -> str:
 
 def parsed(raw: dict[str, Any], name: str) -> Entry:
     """The entry with the keys ``raw``. Raises :class:`ConfigError`, headed by ``name``."""
+    raw = spread(raw, name)
     try:
         return Entry.model_validate(raw)
     except pydantic.ValidationError as error:

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from rondo.errors import ConfigError
 from rondo.records.curve import Curve
-from rondo.study.claims.entry import Bound, Contrast, Entry
+from rondo.study.claims.entry import Bound, Contrast, Entry, Precondition
 from rondo.study.claims.paired import ROUNDING, Paired, holm
 from rondo.study.claims.trials import Trials
-from rondo.study.claims.verdict import Verdict, judge, judge_mean, judge_runs, one_sided, outside
+from rondo.study.claims.verdict import (
+    Odds,
+    Verdict,
+    at_both_rates,
+    beyond,
+    judge,
+    judge_mean,
+    judge_runs,
+    least,
+    one_sided,
+    outside,
+)
 from rondo.study.runs import Trial
 
 _Key = tuple[str, int]
@@ -26,11 +38,22 @@ class Decided:
     - ``paired``: a contrast's differences by seed; of a bound on a mean, its scores by seed; of one on every run, the
       same in the unit of the metric, or the largest factors.
     - ``p``: corrected for the other claims of the entry; None of a bound on every run, which has none.
+    - ``common``: a contrast's differences at a common rate, where it has one.
     """
 
     paired: Paired
     p: float | None
     verdict: Verdict
+    common: Paired | None
+
+
+@dataclass(frozen=True)
+class Presupposed:
+    """A precondition with what the runs have of it: the mean of differences, or the largest change at the end of its
+    curves; None where nothing tells."""
+
+    of: Precondition
+    here: float | None
 
 
 @dataclass(frozen=True)
@@ -42,12 +65,14 @@ class Finding(Decided):
       received more than those of the most frugal run do in all; None without a value by then, where bytes are a
       secret, of a bound, of a claim on bytes, and of one on rounds alone.
     - ``unreached``: of a contrast with a target, the number of runs that never reach it, for each arm that has any.
+    - ``presupposed``: its preconditions.
     """
 
     of: Contrast | Bound
     rounds: Mapping[str, str]
     equal_bytes: Decided | None
     unreached: Mapping[str, int]
+    presupposed: Sequence[Presupposed]
 
 
 def findings(trials: Trials) -> list[Finding]:
@@ -60,20 +85,44 @@ def findings(trials: Trials) -> list[Finding]:
         return []
     rounds = {arm: ended(curves[arm, seed] for seed in seeds) for arm in entry.arms}
     stopped = {key for key, trial in runs.items() if trials.has_stopped(trial)}
-    untold = {arm for arm in entry.arms if trials.is_untold(arm)}
-    at_end = _decided(entry, [Paired.of(_numbers(claim, entry, curves, seeds)) for claim in entry.claims], untold)
-    by_bytes = [_at_equal_bytes(claim, entry, curves, seeds, stopped) for claim in entry.claims]
-    at_bytes = _decided(entry, by_bytes, untold)
+    asked = [*entry.claims, *entry.commons]
+    at_end = _decided(trials, asked, [Paired.of(_numbers(claim, entry, curves, seeds)) for claim in asked])
+    at_bytes = _decided(trials, asked, [_at_equal_bytes(claim, entry, curves, seeds, stopped) for claim in asked])
+    measured = [Presupposed(one, _measured(one, entry, curves, seeds)) for one in entry.preconditions]
     found = []
     for claim, of_end, of_bytes in zip(entry.claims, at_end, at_bytes, strict=True):
         assert of_end is not None
-        never, verdict = _unreached(claim, entry, curves, seeds), of_end.verdict
+        never, ends = _unreached(claim, entry, curves, seeds), {arm: rounds[arm] for arm in claim.arms}
         if isinstance(claim, Contrast):
             larger, smaller = (not never.keys().isdisjoint(arms) for arms in (claim.plus, claim.minus))
-            verdict = one_sided(verdict, larger=larger, smaller=smaller)
-        ends = {arm: rounds[arm] for arm in claim.arms}
-        found.append(Finding(of_end.paired, of_end.p, verdict, claim, ends, of_bytes, never))
+            of_end = replace(of_end, verdict=one_sided(of_end.verdict, larger=larger, smaller=smaller))
+        presupposed = [one for one in measured if claim.claim in (one.of.claims or [claim.claim])]
+        if untested := _untested(claim, presupposed):
+            of_end = replace(of_end, verdict=untested)
+            of_bytes = of_bytes and replace(of_bytes, verdict=untested)
+        found.append(
+            Finding(
+                **vars(of_end), of=claim, rounds=ends, equal_bytes=of_bytes, unreached=never, presupposed=presupposed
+            )
+        )
     return found
+
+
+def _measured(one: Precondition, entry: Entry, curves: _Curves, seeds: Sequence[int]) -> float | None:
+    score = entry.score
+    if one.plus:
+        scores = {key: score.of_values(curve.values) for key, curve in curves.items()}
+        return statistics.fmean(_difference(one, scores, seed) for seed in seeds)
+    changes = [[score.late_change(curves[arm, seed]) for seed in seeds] for arm in one.flat]
+    told = [[change for change in of_arm if change is not None] for of_arm in changes]
+    return max(abs(statistics.fmean(of_arm)) for of_arm in told) if all(told) else None
+
+
+def _untested(claim: Contrast | Bound, presupposed: Sequence[Presupposed]) -> Verdict | None:
+    """Why a claim is not tested as stated, as a verdict; None if it is."""
+    lacking = [f"precondition not met: {one.of.says}" for one in presupposed if not one.of.is_met(one.here)]
+    why = [claim.untested, *lacking] if claim.untested else lacking
+    return Verdict("not tested as stated", "; ".join(why)) if why else None
 
 
 def ended(curves: Iterable[Curve]) -> str:
@@ -89,23 +138,44 @@ def finished(trials: Trials) -> list[Trial]:
     return [trial for trial in trials.runs() if trials.done(trial)]
 
 
-def _decided(entry: Entry, numbers: Sequence[Paired | None], untold: Set[str]) -> list[Decided | None]:
-    """The verdict on each claim, p corrected for all of them; None of a claim without numbers. ``untold``: arms whose
-    values their tuning did not tell apart."""
-    p = [None if n is None else _probability(claim, n, entry) for claim, n in zip(entry.claims, numbers, strict=True)]
-    corrected = holm([one for one in p if one is not None])
-    claims, left = len(corrected), iter(corrected)
+def _decided(
+    trials: Trials, asked: Sequence[Contrast | Bound], numbers: Sequence[Paired | None]
+) -> list[Decided | None]:
+    """The verdict on each claim, its probabilities corrected for all of them; None of a claim without numbers.
+    ``asked``: the claims of the entry, and behind them those that have a common rate, at it."""
+    entry = trials.entry
+    odds = [o for claim, paired in zip(asked, numbers, strict=True) if paired and (o := _odds(claim, paired, entry))]
+    sides = holm([o.seen for o in odds]), holm([o.unseen for o in odds])
+    corrected = iter([Odds(*pair) for pair in zip(*sides, strict=True)])
     decided = list[Decided | None]()
-    for claim, paired, one in zip(entry.claims, numbers, p, strict=True):
-        of_all = None if one is None else next(left)
+    for claim, paired in zip(asked, numbers, strict=True):
         if paired is None:
             decided.append(None)
-        else:
-            verdict = _verdict(claim, paired, of_all, claims, entry)
-            if alike := [arm for arm in claim.arms if arm in untold]:
-                verdict = Verdict("open", f"all trials of {', '.join(alike)} score alike, so nothing chose its values")
-            decided.append(Decided(paired, of_all, verdict))
-    return decided
+            continue
+        of_all = next(corrected) if _odds(claim, paired, entry) else None
+        verdict = _verdict(claim, paired, of_all, len(odds), entry)
+        if alike := [arm for arm in claim.arms if trials.is_untold(arm)]:
+            verdict = Verdict("open", f"all trials of {', '.join(alike)} score alike, so nothing chose its values")
+        decided.append(Decided(paired, None if of_all is None else of_all.seen, verdict, None))
+    own, common = decided[: len(entry.claims)], iter(decided[len(entry.claims) :])
+    return [_of_forms(claim, one, common, trials) for claim, one in zip(entry.claims, own, strict=True)]
+
+
+def _of_forms(
+    claim: Contrast | Bound, own: Decided | None, common: Iterator[Decided | None], trials: Trials
+) -> Decided | None:
+    """The verdict on arms at one rate: it may not turn with the rate."""
+    if not isinstance(claim, Contrast):
+        return own
+    other = next(common) if claim.common is not None else None
+    if own is None or not claim.one_rate:
+        return own
+    if other is not None:
+        return replace(own, verdict=at_both_rates(own.verdict, other.verdict), common=other.paired)
+    points = {arm: trials.tuned(arm) for arm in claim.arms}
+    if all(point == points[claim.arms[0]] for point in points.values()):
+        return own
+    return replace(own, verdict=Verdict("open", "its arms have rates of their own, and none ran at a common one"))
 
 
 def _numbers(claim: Contrast | Bound, entry: Entry, curves: _Curves, seeds: Sequence[int]) -> list[float]:
@@ -145,7 +215,7 @@ def _unreached(claim: Contrast | Bound, entry: Entry, curves: _Curves, seeds: Se
     return {arm: count for arm, count in counts.items() if count}
 
 
-def _difference(contrast: Contrast, scores: Mapping[_Key, float], seed: int) -> float:
+def _difference(contrast: Contrast | Precondition, scores: Mapping[_Key, float], seed: int) -> float:
     return _less(*(math.fsum(scores[arm, seed] for arm in arms) for arms in (contrast.plus, contrast.minus)))
 
 
@@ -175,19 +245,21 @@ def _at_equal_bytes(
     return Paired.of(differences)
 
 
-def _probability(claim: Contrast | Bound, paired: Paired, entry: Entry) -> float | None:
+def _odds(claim: Contrast | Bound, paired: Paired, entry: Entry) -> Odds | None:
+    """The probabilities of a claim by itself; None of a bound on every run, which has none."""
     if isinstance(claim, Contrast):
-        return paired.p
-    return outside(paired, *_limits(claim, entry)) if claim.of == "mean" else None
+        return Odds(paired.p, beyond(paired, least(claim.paper)))
+    limits = _limits(claim, entry)
+    return Odds(outside(paired, *limits), beyond(paired, *limits)) if claim.of == "mean" else None
 
 
-def _verdict(claim: Contrast | Bound, paired: Paired, p: float | None, claims: int, entry: Entry) -> Verdict:
+def _verdict(claim: Contrast | Bound, paired: Paired, odds: Odds | None, claims: int, entry: Entry) -> Verdict:
     if isinstance(claim, Contrast):
-        assert p is not None
-        return judge(paired, p, claim.paper, claims)
-    if p is not None:
-        return judge_mean(paired, p, *_limits(claim, entry), claims)
-    return judge_runs(paired.differences, *_limits(claim, entry), fresh=not entry.changed)
+        assert odds is not None
+        return judge(paired, odds, claim.paper, claims)
+    if odds is not None:
+        return judge_mean(paired, odds, *_limits(claim, entry), claims)
+    return judge_runs(paired.differences, *_limits(claim, entry), fresh=not entry.changed, region=claim.region)
 
 
 def _limits(bound: Bound, entry: Entry) -> tuple[float, float]:

@@ -22,23 +22,20 @@ def write(pages: Path, name: str, facts: Mapping[str, Any]) -> None:
     durable.make_folder(pages / _FACTS)
     content = json.dumps(facts, indent=2, ensure_ascii=False).encode()
     durable.write_all(pages / _FACTS, {f"{name}.json": content})
-    durable.write_all(pages, {"README.md": _index(pages).encode()})
+    durable.write_all(pages, {"all.md": _index(pages).encode()})
 
 
 def _index(pages: Path) -> str:
     lines = [
-        "# Claims of the papers",
+        "# All claims",
         "",
-        "Each by its own command, with what would count written before the runs; where something was changed after",
-        "one, the claim's page says what. A difference is held against half of the paper's: significantly above zero",
-        "and at least the half *holds*, above zero only *holds in direction*; where the interval excludes the half it",
-        "is *refuted*, and the rest is *open*. It holds by a p that is corrected for the other claims of its page, and",
-        "is refuted by its own 95 % interval, so of many true claims a few are refuted by chance. A bound *holds* if",
-        "every run keeps it, or their mean significantly, and one run that breaks a bound on every run refutes it.",
-        "Numbers are those at the end of each run, with the rounds of each arm where they differ. What the runs show",
-        "beside a verdict stands on its page. Of an open claim stand the seeds that would decide it at the end of each",
-        "run, if mean and deviation stay, and the hours of their runs; where none stand, its page says why. Tables and",
-        "figures that no entry is of are in the documentation of `rondo reproduce`, with what each would take.",
+        "Each by its own command. A difference is held against half of the paper's. Significantly above zero",
+        "and at least the half is *seen*; only above zero is *seen, smaller*; significantly below the half is",
+        "*not seen here*. The rest is *open*. One p, corrected for the other claims of its page, decides both sides.",
+        "A claim is *not tested as stated* where its budget, precondition, condition or setting is another here.",
+        "One run that breaks a theorem inside its own conditions is a *counterexample*. Numbers are those at the end",
+        "of each run, with the rounds of each arm where they differ. Of an open claim stand the seeds that would",
+        "decide it, if mean and deviation stay, and the hours of their runs.",
         "",
         "| paper | claim | paper's difference or bound | at the end of each run | seeds | verdict | "
         "at equal bytes per client | hours spent, missing | command |",

@@ -66,10 +66,10 @@ def _page(trials: Trials, of_claims: Sequence[Finding], curves: Mapping[str, lis
         f"Score: `{entry.metric}`{', its decimal logarithm' if entry.log10 else ''}"
         + _taken(entry)
         + f". Seeds {_listed(entry.seeds)}; differences are paired by seed, intervals are of 95 % (Student's t), p is "
-        f"corrected by Holm for all claims of this page that have one{_family(of_claims)}. A claim *holds* by its p "
-        "and is *refuted* by its interval, which is not corrected. Where the runs of a claim end after different "
-        "numbers of rounds, each arm's is given. At equal bytes per client, a run is scored when its clients, in the "
-        "mean, have sent and received what those of the most frugal run do in all."
+        f"corrected by Holm for all claims of this page that have one{_family(of_claims)}, and decides both *seen* and "
+        "*not seen here*. Where the runs of a claim end after different numbers of rounds, each arm's is given. At "
+        "equal bytes per client, a run is scored when its clients, in the mean, have sent and received what those of "
+        "the most frugal run do in all."
         + (f" Of private clients, bytes are {WITHHELD}." if secret else "")
         + _targets(entry),
         "",
@@ -81,6 +81,7 @@ def _page(trials: Trials, of_claims: Sequence[Finding], curves: Mapping[str, lis
         numbers = (*_cells(finding, trials, secret), len(finding.paired.differences)) if finding else _UNDECIDED
         lines.append(row(claim.claim, _paper(claim, entry), _counts(claim), *numbers))
     once = any(len(of_arm[0].rounds) == 1 for of_arm in curves.values())
+    lines += _presupposed(entry, of_claims)
     if entry.remarks:
         lines += ["", f"Seen in the runs: {entry.remarks}"]
     if curves:
@@ -116,6 +117,18 @@ def _page(trials: Trials, of_claims: Sequence[Finding], curves: Mapping[str, lis
         lines += ["", f"{folder} stopped and {counts}: {why}"]
     lines += ["", _made(trials), ""]
     return "\n".join(lines)
+
+
+def _presupposed(entry: Entry, of_claims: Sequence[Finding]) -> list[str]:
+    """A line per precondition, with what the runs have of it."""
+    here = {one.of.says: one.here for finding in of_claims for one in finding.presupposed}
+    lines = []
+    for one in entry.preconditions:
+        of_claim = f" (for: {'; '.join(one.claims)})" if one.claims else ""
+        asked = f"at most {one.at_most:g}" if one.at_least is None else f"at least {one.at_least:g}"
+        met = "not measured yet" if one.says not in here else "met" if one.is_met(here[one.says]) else "**not met**"
+        lines.append(f"- Presupposed{of_claim}: {one.says}. Here {shown(here.get(one.says))}, {asked} needed: {met}.")
+    return ["", *lines] if lines else []
 
 
 def _pictured(lines: Mapping[str, comparisons.Band]) -> str:
@@ -202,11 +215,11 @@ def _number(claim: Contrast | Bound, entry: Entry) -> str | None:
 
 
 def _counts(claim: Contrast | Bound) -> str:
-    """The condition under which a claim holds."""
+    """The condition under which a claim is seen."""
     if isinstance(claim, Bound):
         return "every run keeps it" if claim.of == "runs" else "the mean is significantly within"
     if claim.paper is None:
-        return "significantly above zero, in direction only"
+        return "significantly above zero"
     return f"significantly above zero, and at least {shown(claim.paper / 2)}"
 
 
@@ -244,7 +257,7 @@ def _cells(finding: Finding, trials: Trials, secret: Set[str]) -> tuple[str, str
     """The cells of a claim's numbers and of their verdict, at the end and at equal bytes. ``secret``: the arms whose
     bytes are."""
     of_end = (
-        here(finding.of, finding, trials) + _p(finding) + _rounds(finding) + _never(finding),
+        here(finding.of, finding, trials) + _p(finding) + _at_common_rate(finding) + _rounds(finding) + _never(finding),
         _said(finding.verdict),
     )
     if (of_bytes := finding.equal_bytes) is None:
@@ -254,6 +267,13 @@ def _cells(finding: Finding, trials: Trials, secret: Set[str]) -> tuple[str, str
         none = not contrast or not secret.isdisjoint(finding.of.arms)
         return *of_end, "-", "-" if none else "a run has no score at so few bytes"
     return *of_end, here(finding.of, of_bytes, trials) + _p(of_bytes), _said(of_bytes.verdict)
+
+
+def _at_common_rate(decided: Decided) -> str:
+    if decided.common is None:
+        return ""
+    ends = ", ".join(shown(end) for end in decided.common.interval or ())
+    return f"; at a common rate {shown(decided.common.mean)} [{ends}]"
 
 
 def _p(decided: Decided) -> str:
@@ -325,6 +345,7 @@ def _facts(trials: Trials, of_claims: Sequence[Finding]) -> dict[str, Any]:
             "here": at_end(finding, trials),
             "seeds": len(finding.paired.differences),
             "verdict": finding.verdict.word,
+            "why": finding.verdict.reason,
             "equal_bytes_per_client": "-" if finding.equal_bytes is None else finding.equal_bytes.verdict.word,
         }
         if (seeds := finding.verdict.seeds) is not None:
@@ -332,7 +353,9 @@ def _facts(trials: Trials, of_claims: Sequence[Finding]) -> dict[str, Any]:
             claim |= {"deciding_seeds": seeds, "deciding_seconds": more * len(finding.of.arms) * of_a_run}
     hours = (trials.spent(), trials.seconds() if trials.missing() else 0.0)
     target = {} if trials.target == trials.name else {"target": trials.target}
-    return {"paper": entry.paper, "item": entry.item, **target, "claims": claims, "seconds": hours}
+    before = not entry.changed
+    of_entry = {"paper": entry.paper, "item": entry.item, **target, "written_before_the_runs": before}
+    return {**of_entry, "claims": claims, "seconds": hours}
 
 
 def _listed(values: Iterable[Any]) -> str:

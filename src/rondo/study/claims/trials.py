@@ -128,7 +128,7 @@ def _no_page(target: str, name: str) -> str | None:
     """The reason why no page can have the name of the file ``target``; None if one can."""
     if target != name and name in entries.names():
         return "has the name of an entry that comes with Rondo, whose runs and page it would share"
-    if name.lower() in ("readme", "pages") or not name.strip("."):
+    if name.lower() in ("all", "readme", "pages") or not name.strip("."):
         return "has a name that a folder of pages takes for another use"
     try:
         name.encode()
