@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from rondo.records.read import claims, folders, read, stopped
 from rondo.records.schema import Holding, Partition, Round, Shape, Summary
 from small_runs import reviews, write_rows
 
+ROOT = Path(__file__).parents[2]
 RECORD = (
     '{"round": %s, "sampled": 1, "clients": 1, "failed": [], "rejected": {}, "skipped": null, "loss": null, '
     '"scores": {}, "bytes_up": %s, "bytes_down": 0, "bytes_first_contact": 0, "seconds": %s}\n'
@@ -150,11 +152,17 @@ def test_every_field_of_the_schema_is_written_by_some_run(finished: Path, tmp_pa
     private |= {"clients": {"weighting": "uniform"}, "evaluation": {"diagnostics_every": 0}}
     private |= {"task": {"text": "text", "label": "label", "max_length": 32, "labels": ["neg", "pos"]}}
     write_rows(sources / "test.csv", reviews(20, seed=1))
+    full = {"clients": {"weighting": "uniform", "sampling": "full"}}
     files = {"source": str(sources / "rows.csv"), "test_source": str(sources / "test.csv")}
     dealt = {"data": files, "partition": {"clients": 4, "deal_tests": True}}
     changes: list[dict[str, Any]] = [
         {"evaluation": {"local_only": True, "diagnostics_every": 1}},
         private,
+        private
+        | {
+            "privacy": {"adversary": "reader", "unit": "client", "clip": "adaptive", "noise": 1.0, "delta": 0.01},
+            **full,
+        },
         {"algorithm": {"name": "flexlora"}, "clients": {"ranks": {"1": 0.5, "2": 0.5}}, **dealt},
     ]
     runs = [RunDirectory(finished)]
@@ -169,5 +177,10 @@ def test_every_field_of_the_schema_is_written_by_some_run(finished: Path, tmp_pa
         (Summary, [run.read("summary.json") for run in runs]),
         (Holding, [holding for partition in partitions for holding in partition["clients"].values()]),
     ]
+    table = (
+        (ROOT / "docs" / "run-directory.md").read_text(encoding="utf-8").partition("## A line of `metrics.jsonl`")[2]
+    )
+    documented = [line.split("|")[1] for line in table.partition("\n## ")[0].splitlines() if line.startswith("| `")]
+    assert Round.model_fields.keys() == {key for keys in documented for key in re.findall(r"`(\w+)`", keys)}
     for shape, contents in written:
         assert shape.model_fields.keys() == {field for content in contents for field in content}

@@ -58,6 +58,7 @@ class Round(Shape):
     epsilon: float | None = None
     client_epsilon: dict[str, float | None] = {}
     epsilon_valid: bool = True
+    clip: float | None = None
     guarantee: str | None = None
 
 
