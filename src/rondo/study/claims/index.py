@@ -1,4 +1,4 @@
-"""The page of all entries that have one, made from a file of facts of each."""
+"""The page of all entries that have one, made from a file of facts of each; the templates of pages."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import json
 import math
 import shlex
 from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import jinja2
+
+from rondo.config import toml_file
 from rondo.records import durable
 from rondo.records.directory import RunDirectory, as_written
 
@@ -26,51 +31,52 @@ def write(pages: Path, name: str, facts: Mapping[str, Any]) -> None:
 
 
 def _index(pages: Path) -> str:
-    lines = [
-        "# All claims",
-        "",
-        "Each by its own command. A difference is held against half of the paper's. Significantly above zero",
-        "and at least the half is *seen*; only above zero is *seen, smaller*; significantly below the half is",
-        "*not seen here*. The rest is *open*. One p, corrected for the other claims of its page, decides both sides.",
-        "A claim is *not tested as stated* where its budget, precondition, condition or setting is another here.",
-        "One run that breaks a theorem inside its own conditions is a *counterexample*. Numbers are those at the end",
-        "of each run, with the rounds of each arm where they differ. Of an open claim stand the seeds that would",
-        "decide it, if mean and deviation stay, and the hours of their runs.",
-        "",
-        "| paper | claim | paper's difference or bound | at the end of each run | seeds | verdict | "
-        "at equal bytes per client | hours spent, missing | command |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    claims = []
     for file in sorted((pages / _FACTS).glob("*.json")):
         with as_written(file):
-            lines += _rows_of(RunDirectory(file.parent).read(file.name), file.stem)
-    return "\n".join([*lines, ""])
+            facts = RunDirectory(file.parent).read(file.name)
+            claims += [_cells(facts, claim, file.stem) for claim in facts["claims"]]
+    return template("all.md").render(claims=claims)
 
 
-def _rows_of(facts: Mapping[str, Any], name: str) -> list[str]:
-    """The lines of an entry's claims in the page of all entries."""
+def _cells(facts: Mapping[str, Any], claim: Mapping[str, Any], name: str) -> tuple[Any, ...]:
+    """The cells of a claim in the page of all entries; of an open one with the seeds that would decide it, and the
+    hours of their runs."""
     spent, missing = (f"{seconds / 3600:.1f}" for seconds in facts["seconds"])
-    return [
-        row(
-            f"{facts['paper']}, {facts['item']}",
-            f"[{claim['claim']}]({quote(name)}.md)",
-            claim["paper"],
-            claim.get("here", "-"),
-            claim.get("seeds", 0),
-            claim.get("verdict", "open") + _to_decide(claim),
-            claim.get("equal_bytes_per_client", "-"),
-            f"{spent}, {missing}",
-            f"`rondo reproduce {shlex.quote(facts.get('target', name))}`",
-        )
-        for claim in facts["claims"]
-    ]
+    decide = ""
+    if (seeds := claim.get("deciding_seeds")) is not None:
+        decide = f"; {seeds} seeds would decide, {math.ceil(claim['deciding_seconds'] / 360) / 10} h more"
+    return (
+        f"{facts['paper']}, {facts['item']}",
+        f"[{claim['claim']}]({quote(name)}.md)",
+        claim["paper"],
+        claim.get("here", "-"),
+        claim.get("seeds", 0),
+        claim.get("verdict", "open") + decide,
+        claim.get("equal_bytes_per_client", "-"),
+        f"{spent}, {missing}",
+        f"`rondo reproduce {shlex.quote(facts.get('target', name))}`",
+    )
 
 
-def _to_decide(claim: Mapping[str, Any]) -> str:
-    """The seeds that would decide an open claim, and the hours of their runs; empty where there are none."""
-    if (seeds := claim.get("deciding_seeds")) is None:
-        return ""
-    return f"; {seeds} seeds would decide, {math.ceil(claim['deciding_seconds'] / 360) / 10} h more"
+@cache
+def template(name: str) -> jinja2.Template:
+    """The text of a page, ``name``, with the filters that its cells and numbers go through."""
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    environment.filters |= {
+        "row": lambda cells: row(*cells),
+        "listed": lambda values: ", ".join(map(str, values)),
+        "quoted": shlex.quote,
+        "inline": toml_file.inline,
+        "shown": shown,
+        "g": lambda value: f"{value:g}",
+    }
+    return environment.from_string((files("rondo.study.claims") / name).read_text(encoding="utf-8"))
+
+
+def shown(value: float | None) -> str:
+    """A number with three digits that count."""
+    return "-" if value is None else f"{value:.2f}" if 1 <= abs(value) < 1e4 else f"{value:.3g}"
 
 
 def row(*cells: Any) -> str:

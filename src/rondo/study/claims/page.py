@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import shlex
 import statistics
 from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-from rondo.config import toml_file
 from rondo.privacy.guarantee import added
 from rondo.records import durable
 from rondo.records.curve import Curve
 from rondo.records.directory import RunDirectory, as_written
 from rondo.records.summary import WITHHELD, weakest_guarantee
 from rondo.report.terminal import human_bytes
-from rondo.study import pictures as comparisons
+from rondo.study import pictures
 from rondo.study.claims import index
 from rondo.study.claims.entry import Bound, Contrast, Entry
 from rondo.study.claims.findings import Decided, Finding, ended, findings, finished
-from rondo.study.claims.index import row
+from rondo.study.claims.index import shown, template
 from rondo.study.claims.paired import ROUNDING, Paired, one_value
 from rondo.study.claims.trials import Trials
 from rondo.study.claims.verdict import Verdict
+from rondo.study.runs import Trial
 
 _LEAST_P = 1e-12
 """Below it a probability is what is left of one less another, near one, and none of its digits count."""
@@ -47,144 +45,53 @@ def write(trials: Trials, pages: Path) -> list[Finding]:
     return of_claims
 
 
-def shown(value: float | None) -> str:
-    """A number with three digits that count."""
-    return "-" if value is None else f"{value:.2f}" if 1 <= abs(value) < 1e4 else f"{value:.3g}"
-
-
 def _page(trials: Trials, of_claims: Sequence[Finding], curves: Mapping[str, list[Curve]]) -> str:
-    entry = trials.entry
-    secret = _secret(curves)
-    lines = [
-        f"# {entry.title}",
-        "",
-        f"{entry.paper}, {entry.item}. {entry.differs}",
-        "",
-        *([f"Changed after runs that had been seen: {entry.changed}", ""] if entry.changed else []),
-        f"    rondo reproduce {shlex.quote(trials.target)}",
-        "",
-        f"Score: `{entry.metric}`{', its decimal logarithm' if entry.log10 else ''}"
-        + _taken(entry)
-        + f". Seeds {_listed(entry.seeds)}; differences are paired by seed, intervals are of 95 % (Student's t), p is "
-        f"corrected by Holm for all claims of this page that have one{_family(of_claims)}, and decides both *seen* and "
-        "*not seen here*. Where the runs of a claim end after different numbers of rounds, each arm's is given. At "
-        "equal bytes per client, a run is scored when its clients, in the mean, have sent and received what those of "
-        "the most frugal run do in all."
-        + (f" Of private clients, bytes are {WITHHELD}." if secret else "")
-        + _targets(entry),
-        "",
-        "| claim | paper | what counts | at the end of each run | verdict | at equal bytes per client | verdict | "
-        "seeds |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    entry, secret, lines = trials.entry, _secret(curves), _lines(trials, curves)
+    claims = []
     for claim, finding in zip_longest(entry.claims, of_claims):
         numbers = (*_cells(finding, trials, secret), len(finding.paired.differences)) if finding else _UNDECIDED
-        lines.append(row(claim.claim, _paper(claim, entry), _counts(claim), *numbers))
-    once = any(len(of_arm[0].rounds) == 1 for of_arm in curves.values())
-    lines += _presupposed(entry, of_claims)
-    if entry.remarks:
-        lines += ["", f"Seen in the runs: {entry.remarks}"]
-    if curves:
-        lines += [
-            "",
-            "| arm | score, mean and deviation | change to the last tenth of the rounds from the tenth before | "
-            "seeds | rounds | clients | up and down per client | tuned |",
-            "|---|---|---|---|---|---|---|---|",
-            *(_arm(trials, arm, of_arm) for arm, of_arm in curves.items()),
-            "",
-            *_guarantees(curves),
-            f"![{_pictured(_lines(trials, curves))}]({quote(trials.name)}.png)",
-            "",
-            "Means over seeds, with 95 % intervals."
-            + (" An arm without a change is scored at its end alone: nothing tells whether it is flat." * once)
-            + (" Dashed: bounds." if any(bound.less is None for bound in entry.bounds) else ""),
-        ]
-    if entry.tuning is not None:
-        grid = "; ".join(f"{key}: {_listed(values)}" for key, values in entry.tuning.grid.items())
-        share = entry.tuning.held_out
-        rows = f"on {100 * share:g} % of the training rows, held out" if share else "scored as the runs are"
-        if (score := entry.score_of_trials) != entry.score:
-            sought = "smallest" if score.lower_is_better else "largest"
-            rows += f", where the {sought} `{score.metric}` is the best"
-        if entry.tuning.config:
-            rows += f", and with `{toml_file.inline(entry.tuning.config)}` in the trials"
-        lines += ["", f"Every arm is tuned over {grid}, by the seeds {_listed(entry.tuning.seeds)}, {rows}."]
-        edges = {arm: entry.tuning.at_edge(trials.tuned(arm)) for arm in curves}
-        if at_edge := [f"{arm} ({_listed(keys)})" for arm, keys in edges.items() if keys]:
-            lines += ["", f"At an edge of the grid, so that a wider one may suit them better: {', '.join(at_edge)}."]
-    for folder, why in trials.stopped_here().items():
-        counts = "is the worst of its arm's trials" if folder.startswith("tuning/") else "counts with its last score"
-        lines += ["", f"{folder} stopped and {counts}: {why}"]
-    lines += ["", _made(trials), ""]
-    return "\n".join(lines)
-
-
-def _presupposed(entry: Entry, of_claims: Sequence[Finding]) -> list[str]:
-    """A line per precondition, with what the runs have of it."""
-    here = {one.of.says: one.here for finding in of_claims for one in finding.presupposed}
-    lines = []
-    for one in entry.preconditions:
-        of_claim = f" (for: {'; '.join(one.claims)})" if one.claims else ""
-        asked = f"at most {one.at_most:g}" if one.at_least is None else f"at least {one.at_least:g}"
-        met = "not measured yet" if one.says not in here else "met" if one.is_met(here[one.says]) else "**not met**"
-        lines.append(f"- Presupposed{of_claim}: {one.says}. Here {shown(here.get(one.says))}, {asked} needed: {met}.")
-    return ["", *lines] if lines else []
-
-
-def _pictured(lines: Mapping[str, comparisons.Band]) -> str:
-    """The words in place of the picture."""
-    if comparisons.over_nothing(lines):
-        return "Scores"
-    return "Scores over rounds and over bytes per client" if comparisons.over_bytes(lines) else "Scores over rounds"
-
-
-def _taken(entry: Entry) -> str:
-    """The values of a run that its score is of."""
-    over = f", every {entry.every} rounds" if entry.every > 1 else ""
-    if entry.take == "smallest":
-        return f"{over}, the smallest of the run"
-    return over + (f", the mean of the last {entry.last} values" if entry.last > 1 else ", after the last round")
-
-
-def _family(of_claims: Sequence[Finding]) -> str:
-    """How many claims p is corrected for, at the end and at equal bytes."""
+        claims.append((claim.claim, _paper(claim, entry), _counts(claim), *numbers))
     ends = sum(finding.p is not None for finding in of_claims)
     of_bytes = sum(finding.equal_bytes is not None for finding in of_claims)
-    if not ends:
-        return ""
-    return f", {ends} at the end" + (f" and {of_bytes} at equal bytes" if of_bytes else "")
-
-
-def _targets(entry: Entry) -> str:
-    """The measure of claims with a target, in a sentence; empty without any."""
-    targets = sorted({contrast.target for contrast in entry.contrasts if contrast.target is not None})
-    if not targets:
-        return ""
-    values, beyond = _listed(f"{target:g}" for target in targets), "less" if entry.lower_is_better else "more"
-    return (
-        " Claims on bytes are on the decimal logarithm of the bytes per client, up and down, at the first value of "
-        f"{values} or {beyond}. A run that never has one counts with all its bytes, less than it would need: where "
-        "that may have helped a verdict, the claim is open."
+    over = "Scores over rounds and over bytes per client" if pictures.over_bytes(lines) else "Scores over rounds"
+    edges = {} if entry.tuning is None else {arm: entry.tuning.at_edge(trials.tuned(arm)) for arm in curves}
+    records = [curve.privacy for of_arm in curves.values() for curve in of_arm if curve.privacy is not None]
+    spent = [(record, record.get("delta")) for record in records if "epsilon" in record]
+    ways, versions = _made(finished(trials))
+    return template("entry.md").render(
+        trials=trials,
+        entry=entry,
+        claims=claims,
+        corrected={"ends": ends, "bytes": of_bytes},
+        secret=secret,
+        withheld=WITHHELD,
+        targets=[f"{target:g}" for target in sorted({one.target for one in entry.contrasts if one.target is not None})],
+        presupposed={one.of.says: one.here for finding in of_claims for one in finding.presupposed},
+        arms=[_arm(trials, arm, of_arm) for arm, of_arm in curves.items()],
+        guarantees=_guarantees(curves),
+        together=added(spent) if spent else "",
+        picture="Scores" if pictures.over_nothing(lines) else over,
+        ends_alone=any(len(of_arm[0].rounds) == 1 for of_arm in curves.values()),
+        edges=[f"{arm} ({', '.join(keys)})" for arm, keys in edges.items() if keys],
+        ways=ways,
+        versions=versions,
+        missing=trials.missing() if ways else [],
     )
 
 
-def _guarantees(curves: Mapping[str, list[Curve]]) -> list[str]:
-    """A line per guarantee of ``[privacy]``, that of an arm's largest epsilon, and the arms that have it."""
+def _guarantees(curves: Mapping[str, list[Curve]]) -> dict[str, list[str]]:
+    """Each guarantee of ``[privacy]``, that of an arm's largest epsilon, and the arms that have it."""
     of_arms: dict[str, list[str]] = {}
     for arm, of_arm in curves.items():
         if (guarantee := weakest_guarantee(curve.privacy for curve in of_arm)) is not None:
             of_arms.setdefault(guarantee, []).append(arm)
-    lines = [f"- {_listed(arms)}: {guarantee}." for guarantee, arms in of_arms.items()]
-    records = [curve.privacy for of_arm in curves.values() for curve in of_arm if curve.privacy is not None]
-    spent = [(record, record.get("delta")) for record in records if "epsilon" in record]
-    together = f", {added(spent)}" if spent else ""
-    return [f"Of what clients share{together}:", "", *lines, ""] if lines else []
+    return of_arms
 
 
-def _arm(trials: Trials, arm: str, of_arm: Sequence[Curve]) -> str:
-    """The line of an arm."""
+def _arm(trials: Trials, arm: str, of_arm: Sequence[Curve]) -> tuple[Any, ...]:
+    """The cells of an arm."""
     score = trials.entry.score
-    return row(
+    return (
         arm,
         _spread([score.of_values(curve.values) for curve in of_arm]),
         _spread([score.late_change(curve) for curve in of_arm], sign="+"),
@@ -299,32 +206,17 @@ def _spread(values: Iterable[float | None], sign: str = "") -> str:
     return f"{sign if mean > 0 else ''}{shown(mean)}{deviation}"
 
 
-def _made(trials: Trials) -> str:
-    """Machine, versions and cost."""
-    runs = finished(trials)
-    if not runs:
-        hours = f"about {trials.seconds() / 3600:.1f} h of a core"
-        if not (tried := trials.tried()):
-            return f"No run is there yet; all of them take {hours}."
-        return (
-            f"No run that counts is there yet, only trials of the tuning: {tried}, in {trials.spent() / 3600:.2f} h. "
-            f"What is missing takes {hours}."
-        )
-    pairs, ways = set[tuple[str, str]](), set[str]()
+def _made(runs: Iterable[Trial]) -> tuple[list[str], list[str]]:
+    """The machines of ``runs``, and the versions."""
+    of_names: dict[str, set[str]] = {}
+    ways = set[str]()
     for run in runs:
         with as_written(run.folder):
             manifest = RunDirectory(run.folder).manifest()
-            pairs |= {(str(name), str(version)) for name, version in manifest["versions"].items()}
+            for name, version in manifest["versions"].items():
+                of_names.setdefault(str(name), set()).add(str(version))
             ways.add(_way(manifest))
-    of_names: dict[str, list[str]] = {}
-    for name, version in sorted(pairs):
-        of_names.setdefault(name, []).append(version)
-    versions = ", ".join(f"{name} {' and '.join(several)}" for name, several in of_names.items())
-    left = ""
-    if missing := trials.missing():
-        seeds = _listed(dict.fromkeys(trial.seed for trial in missing))
-        left = f" {len(missing)} runs are missing, of the seeds {seeds}, about {trials.seconds() / 3600:.1f} h."
-    return f"{trials.spent() / 3600:.2f} h of runs, tuning included, on {' and '.join(sorted(ways))}; {versions}.{left}"
+    return sorted(ways), [f"{name} {' and '.join(sorted(several))}" for name, several in sorted(of_names.items())]
 
 
 def _way(manifest: Mapping[str, Any]) -> str:
@@ -367,10 +259,10 @@ def _picture(trials: Trials, curves: Mapping[str, list[Curve]]) -> bytes:
     bounds = [bound for bound in trials.entry.bounds if bound.arm in curves and bound.less is None]
     limits = [(bound.arm, limit) for bound in bounds for limit in _limits(trials, bound, curves[bound.arm])]
     score = trials.entry.metric + (", log10" if trials.entry.log10 else "")
-    return comparisons.bands(_lines(trials, curves), score, limits)
+    return pictures.bands(_lines(trials, curves), score, limits)
 
 
-def _lines(trials: Trials, curves: Mapping[str, list[Curve]]) -> Mapping[str, comparisons.Band]:
+def _lines(trials: Trials, curves: Mapping[str, list[Curve]]) -> Mapping[str, pictures.Band]:
     """The points of each arm's line. Bytes are means over seeds too; all are 0 where those of an arm are a secret."""
     return {arm: _line(trials, of_arm, secret=bool(_secret(curves))) for arm, of_arm in curves.items()}
 
@@ -380,7 +272,7 @@ def _secret(curves: Mapping[str, list[Curve]]) -> set[str]:
     return {arm for arm, of_arm in curves.items() if any(curve.bytes is None for curve in of_arm)}
 
 
-def _line(trials: Trials, of_arm: Sequence[Curve], *, secret: bool) -> comparisons.Band:
+def _line(trials: Trials, of_arm: Sequence[Curve], *, secret: bool) -> pictures.Band:
     by_round: dict[int, list[tuple[float, float]]] = {}
     for curve in of_arm:
         bytes_so_far = [0.0] * len(curve.rounds) if secret or curve.bytes is None else curve.bytes
