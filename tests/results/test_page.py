@@ -1,14 +1,12 @@
-"""The commands report and watch: a page of real runs, live too, and one line for bad input."""
+"""The commands report and watch: a page of real runs, and one line for bad input."""
 
 from __future__ import annotations
 
-import http.client
 import json
 import shutil
 import threading
 import time
-import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,8 +15,7 @@ import rondo
 from kinds_of_runs import configured
 from rondo.errors import ConfigError
 from rondo.records import durable
-from rondo.results.page import html, state, write
-from rondo.results.serving import serving
+from rondo.results.page import html, write
 from rondo.results.watch import watch
 
 Invoke = Callable[..., tuple[int, str]]
@@ -38,14 +35,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def copy(runs: Path, tmp_path: Path) -> Path:
     shutil.copytree(runs, tmp_path / "runs")
     return tmp_path / "runs"
-
-
-def ask(address: str, path: str = "", **headers: str) -> tuple[int, str]:
-    parts = urllib.parse.urlsplit(address)
-    connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=10)
-    connection.request("GET", parts.path + path, headers=headers)
-    answer = connection.getresponse()
-    return answer.status, answer.read().decode()
 
 
 def test_command_writes_a_page_of_seeds(invoke: Invoke, runs: Path) -> None:
@@ -78,9 +67,6 @@ def test_earlier_page_is_replaced_and_no_other_file(copy: Path, tmp_path: Path) 
         (("report", "."), "'.' holds no run"),
         (("report",), "Missing argument"),
         (("report", "RUNS", "--out", "no/such/page.html"), "cannot be written"),
-        (("report", "RUNS", "--port", "80"), "--port: only --serve listens on a port"),
-        (("report", "RUNS", "--serve", "--out", "x.html"), "--out: --serve writes no file"),
-        (("report", "RUNS", "--serve", "--port", "99999"), "--port: 99999 cannot be listened on"),
         (("watch", "nowhere"), "rondo watch: 1 problem\n  RUN_DIR: 'nowhere' is not a run directory"),
         (("watch", "RUNS"), "is not a run directory: it has no manifest.json"),
     ],
@@ -90,51 +76,6 @@ def test_bad_input_is_one_line(invoke: Invoke, runs: Path, arguments: tuple[str,
     assert code == 2
     assert fragment in output
     assert list(Path().iterdir()) == []
-
-
-# --- live ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def address(copy: Path) -> Iterator[str]:
-    with serving([copy]) as address:
-        yield address
-
-
-def test_served_page_is_that_of_the_files(copy: Path, address: str) -> None:
-    status, text = ask(address)
-    assert (status, text) == (200, html([copy], live=state([copy])))
-    assert "connect-src 'self'" in text
-    assert ask(address, "now") == (200, state([copy]))
-
-
-def test_new_round_is_another_state(copy: Path, address: str) -> None:
-    before = ask(address, "now")
-    file = copy / "seed-0" / "metrics.jsonl"
-    file.write_bytes(file.read_bytes().splitlines(keepends=True)[0])
-    (copy / "seed-0" / "summary.json").unlink()
-    assert ask(address, "now") != before
-    assert ask(address)[0] == 200
-
-
-def test_without_the_token_or_by_another_name_nothing_is_shown(address: str) -> None:
-    root = address[: address.rindex("/", 0, -1) + 1]
-    for base, path, headers in (
-        (root, "", {}),
-        (root, "x" * 32 + "/", {}),
-        (address, "../etc/passwd", {}),
-        (address, "", {"Host": "evil.example"}),
-    ):
-        assert ask(base, path, **headers) == (404, "not here\n")
-    assert address.startswith("http://127.0.0.1:")
-    assert len(address.rstrip("/").rpartition("/")[2]) >= 32
-
-
-def test_damage_while_serving_is_said(copy: Path, address: str) -> None:
-    (copy / "seed-0" / "metrics.jsonl").write_text("nonsense\n")
-    status, text = ask(address)
-    assert status == 503
-    assert "metrics.jsonl, line 1" in text
 
 
 # --- watching ------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,34 +10,15 @@ from rondo.records import durable
 from rondo.records.read import claims, folders, read, stopped
 from rondo.report.page.document import MARK, page
 
-_WATCHED = ("config.toml", "manifest.json", "partition.json", "metrics.jsonl", "summary.json", "sites.json")
 
-
-def html(paths: Sequence[str | Path], *, live: str | None = None) -> str:
+def html(paths: Sequence[str | Path]) -> str:
     """The page of the runs at ``paths``: run directories, or folders of some.
-
-    ``live``: as of :func:`rondo.report.page.document.page`.
 
     Raises :class:`ConfigError` for a path without a run, and for a file that is not as a run writes it.
     """
     found = folders(paths)
     runs = [read(path, label) for path, label in found]
-    return page(runs, claims([path for path, _ in found]), stopped(paths), live=live)
-
-
-def state(paths: Sequence[str | Path]) -> str:
-    """A name of what the page would show, which is another once a file of a run is. Raises :class:`ConfigError` for a
-    path without a run."""
-    digest = hashlib.sha256()
-    for folder, _ in folders(paths):
-        for name in (*_WATCHED, "../comparison.json"):
-            file = folder / name
-            try:
-                about = file.stat()
-                digest.update(f"{file} {about.st_mtime_ns} {about.st_size}\n".encode())
-            except OSError:
-                digest.update(f"{file} is not there\n".encode())
-    return digest.hexdigest()
+    return page(runs, claims([path for path, _ in found]), stopped(paths))
 
 
 def write(paths: Sequence[str | Path], out: str | Path) -> int:

@@ -3,21 +3,16 @@ stay texts."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import rondo
 from browser import Browser, browser, needs_chromium
-from kinds_of_runs import configured
 from page_runs import grid, hostile, recorded
 from rondo.report.page.document import page
-from rondo.results.serving import serving
 
 pytestmark = [pytest.mark.slow, needs_chromium]
 
@@ -138,26 +133,6 @@ def test_page_can_be_printed(chromium: Browser, tmp_path: Path) -> None:
     chromium.call("Emulation.setEmulatedMedia", media="")
     assert len(printed) > 20_000
     assert chromium.messages == []
-
-
-def test_served_page_shows_a_new_round(chromium: Browser, tmp_path: Path) -> None:
-    config, _ = configured("a linear problem", tmp_path)
-    folder = rondo.run(config, run_dir=tmp_path / "run", device="cpu").run_dir
-    lines = (folder / "metrics.jsonl").read_bytes()
-    (folder / "metrics.jsonl").write_bytes(lines.splitlines(keepends=True)[0])
-    (folder / "summary.json").rename(folder / "summary.later")
-    with serving([folder]) as address:
-        chromium.open(address, offline=False)
-        assert "finished, 3 of 3" not in chromium.value("document.body.textContent")
-        (folder / "metrics.jsonl").write_bytes(lines)
-        (folder / "summary.later").rename(folder / "summary.json")
-        for _ in range(100):
-            time.sleep(0.1)
-            with contextlib.suppress(AssertionError):  # between two pages there is no document
-                if "finished, 3 of 3" in chromium.value("document.body.textContent"):
-                    break
-        assert "finished, 3 of 3" in chromium.value("document.body.textContent")
-        assert [m for m in chromium.messages if "favicon" not in m] == []
 
 
 @pytest.mark.skipif(not AXE, reason="RONDO_AXE names no axe.min.js")

@@ -34,15 +34,11 @@ def page(
     runs: Sequence[Recorded],
     claims: Sequence[Claim] = (),
     stopped: Sequence[tuple[str, str]] = (),
-    *,
-    live: str | None = None,
 ) -> str:
     """The page of ``runs``, as HTML.
 
     ``claims``: what papers claim of these runs.
     ``stopped``: runs of a comparison that could not be finished, and the reason of each.
-    ``live``: of a served page, the name of what is shown now: the page asks its server for it, and loads itself again
-    once it is another.
     """
     groups = grouped(runs)
     built = build(groups, claims, stopped)
@@ -56,7 +52,6 @@ def page(
         script=_script(),
         style=_style(),
         mark=MARK,
-        live=live,
     )
     return text.translate(_NONE).encode("utf-8", "replace").decode("utf-8") + "\n"
 

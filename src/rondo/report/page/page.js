@@ -238,14 +238,4 @@
   swatches();
   drawAll();
   document.querySelectorAll(".plot").forEach((plot) => sized.observe(plot));
-
-  const live = document.documentElement.dataset.live;
-  if (live) {
-    setInterval(async () => {
-      try {
-        const answer = await fetch("now", { cache: "no-store" });
-        if (answer.ok && (await answer.text()) !== live) location.reload();
-      } catch { /* the server has ended: the page stays as it is */ }
-    }, 2000);
-  }
 })();
