@@ -30,7 +30,7 @@ from rondo.runs.loop import Onlooker
 from rondo.runs.samples import check_samples
 from rondo.runs.taken import check_taken
 from rondo.runs.watching.logger import logged
-from rondo.runs.watching.notebook import in_notebook, notebook_progress
+from rondo.runs.watching.progress import Quiet, bars_in_notebook, in_notebook, progress
 from rondo.runs.watching.result import RunResult
 from rondo.runs.workers.places import devices_of, set_to_work, workers_of
 from rondo.runs.workers.ray import RayWorkers
@@ -222,11 +222,15 @@ def _same(run: Stopped, given: Given, workers: RayWorkers | None, observer: Obse
 
 @contextmanager
 def _watching(observer: Observer | None, config: RunConfig) -> Iterator[Observer]:
-    """``observer``, or without one progress bars in a notebook, and lines to the logger elsewhere."""
-    if observer is None and in_notebook():
-        title = f"{config.algorithm.name}, seed {config.seed}"
-        with notebook_progress(title, config.rounds, secret_turnout=config.guarantee.secret_turnout) as shown:
+    """``observer``, or without one progress bars in a notebook, and lines to the logger elsewhere.
+
+    Lines stay in a notebook, which may be handed on: none is of a run whose turnout is a secret.
+    """
+    if observer is None and in_notebook() and bars_in_notebook():
+        with progress(config.rounds, name=f"{config.algorithm.name}, seed {config.seed}") as shown:
             yield shown
+    elif observer is None and in_notebook() and config.guarantee.secret_turnout:
+        yield Quiet()
     elif observer is None:
         with logged(config.rounds) as shown:
             yield shown

@@ -1,13 +1,15 @@
-"""Progress of a run for people: bars in a terminal, else a line per round."""
+"""Progress of a run for people: bars in a terminal and a notebook, else a line per round."""
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import IO, Any
 
 from rich.console import Console
@@ -189,19 +191,30 @@ class Bars(Speaker):
         self.progress.update(self.rounds, advance=1, note=note)
 
 
+def in_notebook() -> bool:
+    """Whether this process is a notebook's kernel."""
+    return "ipykernel" in sys.modules and Console().is_jupyter
+
+
+def bars_in_notebook() -> bool:
+    """Whether a notebook can show bars: rich draws them into a widget, which goes when the run ends."""
+    return find_spec("ipywidgets") is not None
+
+
 @contextmanager
 def progress(
     rounds: int, console: Console | None = None, told: set[str] | None = None, name: str | None = None
 ) -> Iterator[Observer]:
-    """Show the progress of a run of ``rounds`` rounds: bars in a terminal, else a line per round, and before them the
-    account of its rows.
+    """Show the progress of a run of ``rounds`` rounds: bars in a terminal and a notebook, else a line per round, and
+    before them the account of its rows.
 
     ``console``: stderr if not given.
     ``told``: lines that need not be said again; the lines said are added.
     ``name``: of the run, where there are several.
     """
     console, told = console or Console(stderr=True), told if told is not None else set()
-    if not console.is_terminal or console.is_dumb_terminal:  # without a cursor to move, no bar is drawn
+    drawn = console.is_jupyter or (console.is_terminal and not console.is_dumb_terminal)
+    if not drawn:  # without a cursor to move, no bar is drawn
         lines = Lines(console.file, rounds, told, name)
         try:
             yield lines

@@ -35,7 +35,7 @@ def observed(observer: Observed | None) -> Watch | None:
     the logger ``rondo`` has lines that name the run."""
     from rondo.engine.transport import Observer
     from rondo.runs.watching.logger import logged
-    from rondo.runs.watching.notebook import in_notebook
+    from rondo.runs.watching.progress import in_notebook
 
     if observer is None:
         return None if in_notebook() else lambda trial: logged(trial.config.rounds, str(trial))
