@@ -1,12 +1,11 @@
 """An algorithm of one's own, complete. Check it against the public laws: rondo check own_algorithm:FairAverage"""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
 import torch
 
-from rondo.algorithm import Algorithm, Round, ServerState, Shared, Trainer, Traits, Uploads, Weight
+from rondo.algorithm import Algorithm, ServerState, Shared, Trainer, Traits, Uploads
 from rondo.params import Params, down, pick, up, whole
 
 
@@ -22,10 +21,6 @@ class FairAverage(Algorithm[ServerState]):
 
     traits = Traits(exact=False)  # the mean of the factors is not the factors of the mean
     q: float = 1.0
-
-    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
-        """The server's state before the first round: A and B as PEFT initialises them, and the head."""
-        return ServerState(params)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         """One round of a client, or of many at once: every tensor has a leading client axis."""

@@ -31,7 +31,6 @@ A configuration as an object, which :func:`rondo.run` takes too:
 from __future__ import annotations
 
 import importlib
-import warnings
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -82,10 +81,6 @@ _HOMES = {
 }
 _MODULES = ("algorithm", "algorithms", "config", "lowrank", "params", "testing")
 
-_RENAMED: dict[str, tuple[str, str]] = {}
-"""Old names of public names: the new one, and the first version that lacks the old one (docs/package.md, "What is
-stable")."""
-
 __all__ = [
     "Adapted",
     "Comparison",
@@ -114,11 +109,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _RENAMED:
-        new, goes = _RENAMED[name]
-        message = f"rondo.{name} is called rondo.{new} now; the old name works until version {goes}"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        name = new
     if name in _HOMES:
         return getattr(importlib.import_module(f"rondo.{_HOMES[name]}"), name)
     if name in _MODULES:

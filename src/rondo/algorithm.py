@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar, Generic, Protocol, TypeAlias, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from torch import Tensor
 
@@ -259,23 +259,6 @@ class Trainer(ABC):
         """:meth:`fit`, for whoever writes a trainer."""
 
     @abstractmethod
-    def solve(self, params: Params, *, train: Select) -> Fit:
-        """The exact minimiser of each client's loss on all of its rows, over the selected tensors of ``params`` (client
-        axis K). Of several minimisers, it is the smallest.
-
-        The loss must be the squared error of an output that is linear in these tensors taken together (an offset is
-        allowed); anything else is refused with :class:`rondo.errors.ConfigError`. Raises :class:`ClientFailed`.
-        """
-
-    @abstractmethod
-    def second_moment(self, params: Params, *, of: Select) -> Tensor:
-        """The mean over each client's rows of g g^T, with g the gradient of one row's loss in the ``n`` numbers of the
-        selected tensors, in their order: shape (K, n, n). Raises :class:`ClientFailed`.
-
-        FedRep's method of moments is of single rows, which a :class:`Loss` does not show and a method must not see.
-        """
-
-    @abstractmethod
     def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:
         """One :class:`Upload` per client. ``weight``, shape (K,), defaults to the run's weighting."""
 
@@ -355,8 +338,6 @@ class Algorithm(ABC, Generic[S]):
     ... @dataclass(frozen=True)
     ... class OnlyB(Algorithm[ServerState]):
     ...     traits = Traits(exact=True)  # A is the same at all clients, so the mean of B A is (mean of B) A
-    ...     def init(self, params, weights, round):
-    ...         return ServerState(params)
     ...     def client_update(self, shared, local, trainer):
     ...         fit = trainer.fit(shared.params, train=up)
     ...         return trainer.upload(pick(fit.params, up)), local
@@ -383,9 +364,8 @@ class Algorithm(ABC, Generic[S]):
         the sum of the expanded uploads, so the server must see each one. Default: ``aggregate`` is not overridden."""
         return type(self).aggregate is Algorithm.aggregate
 
-    @abstractmethod
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> S:
-        """The server's state before the first round.
+        """The server's state before the first round. Default: ``params`` alone, for an ``Algorithm[ServerState]``.
 
         ``params``: A (r, in) and B (out, r) of every adapted module as PEFT initialises them, whole tensors that are
         trained, their statistics, and the head's tensors unless it is frozen.
@@ -394,6 +374,7 @@ class Algorithm(ABC, Generic[S]):
         Where clients have a byte budget, ``init`` is also called before the model is loaded, with matrices of zeros and
         no head, to learn the sizes of uploads.
         """
+        return cast(S, ServerState(params))
 
     @property
     def by_total(self) -> str | None:

@@ -48,7 +48,7 @@ class Traits:
     """A client's movement must be the sum of its gradients: local training is SGD, without momentum and without a limit
     of the gradient's norm."""
     least_squares: bool = False
-    """Clients minimise exactly (:meth:`rondo.algorithm.Trainer.solve`), so the task must be one of least squares."""
+    """Clients minimise exactly, so the task must be one of least squares."""
     server_step: bool = False
     """The method defines its server's step itself, so no server optimizer takes its place."""
     same_coordinates: bool = True

@@ -79,7 +79,6 @@ class BatchTrainer(Trainer):
     weights: Mapping[str, float]
     support: float | None = None
     fits: list[Params] = field(default_factory=list)
-    solve = second_moment = None  # for methods of least squares, which these golden files are not of
 
     def fit_with(self, params: Params, options: FitOptions) -> Fit:
         """See :meth:`rondo.algorithm.Trainer.fit`. A client whose batches have run out stays as it is."""

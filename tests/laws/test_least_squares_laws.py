@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from rondo import algorithms
-from rondo.algorithm import Round
-from rondo.params import add_client_axis, head, up
+from rondo.algorithm import Fit, FitOptions, Round, Shared, Trainer, Uploads
+from rondo.errors import ConfigError
+from rondo.params import Params, add_client_axis, head, up
 from rondo.testing import LAWS, SgdTrainer, TwoLayers, check_algorithm
 from rondo.testing.regression import RegressionTestbed
 
@@ -58,3 +59,26 @@ def test_sgd_trainer_refuses_another_loss() -> None:
     trainer.solve(params, train=head)
     with pytest.raises(ValueError, match="not quadratic"):
         trainer.solve(params, train=up)
+
+
+class StepsAlone(Trainer):
+    """A trainer that a stranger writes: what is abstract, and no more."""
+
+    def __init__(self, trainer: SgdTrainer) -> None:
+        self.trainer, self.clients, self.round, self.lr = trainer, trainer.clients, trainer.round, trainer.lr
+
+    def fit_with(self, params: Params, options: FitOptions) -> Fit:
+        return self.trainer.fit_with(params, options)
+
+    def upload(self, params: Params, weight: torch.Tensor | None = None) -> Uploads:
+        return self.trainer.upload(params, weight)
+
+
+def test_trainer_that_takes_steps_alone_is_enough_for_other_methods() -> None:
+    problem = TwoLayers.make(0)
+    trainer = StepsAlone(SgdTrainer(problem.clients, Round(0, 1, 0, 3), problem.loss))
+    shared = Shared(add_client_axis(problem.params, 3))
+    uploads, _ = algorithms.get("ffa-lora").client_update(shared, {}, trainer)
+    assert len(uploads) == 3
+    with pytest.raises(ConfigError, match=r"algorithm\.name: StepsAlone trains by steps alone"):
+        algorithms.get("ffa-linear").client_update(shared, {}, trainer)

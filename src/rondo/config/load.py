@@ -15,7 +15,7 @@ import pydantic
 from pydantic import ConfigDict
 
 from rondo import algorithms
-from rondo.config import renamed, toml_file
+from rondo.config import toml_file
 from rondo.config.checks import is_path, missing_files, missing_packages
 from rondo.config.explain import explain, merged, several, unknown
 from rondo.config.inputs import AT_SITES, GIVEN
@@ -44,9 +44,9 @@ def load(source: Source, sets: Sequence[str] = (), *, check_paths: bool = True) 
     >>> cfg.adapter.r, cfg.train.lr, cfg.rounds
     (4, 0.001, 20)
     """
-    name, raw, problems = _read(source)
+    name, raw = _read(source)
     asked = _copied(raw)
-    problems += [p for text in listed(sets, "sets") if (p := _override(asked, text)) is not None]
+    problems = [p for text in listed(sets, "sets") if (p := _override(asked, text)) is not None]
     tables, misplaced = methods.tables(asked)
     label = _algorithm_name(asked)
     chosen = methods.laid_over(raw, tables, label) if label in tables else _copied(raw)
@@ -79,15 +79,13 @@ def method_tables(source: Source) -> methods.Tables:
     return methods.tables(_read(source)[1])[0]
 
 
-def _read(source: Source) -> tuple[str, dict[str, Any], list[Problem]]:
-    """The name of a configuration, its keys as a tree that may be changed, and the faults of its old keys."""
+def _read(source: Source) -> tuple[str, dict[str, Any]]:
+    """The name of a configuration, and its keys as a tree that may be changed."""
     if isinstance(source, RunConfig):
-        return "config", source.model_dump(exclude_unset=True), []
+        return "config", source.model_dump(exclude_unset=True)
     if isinstance(source, Mapping):
-        name, tree = "config", _copied(source)
-    else:
-        name, tree = str(source), toml_file.read(Path(source), "config", "write one with: rondo init")
-    return name, tree, renamed.moved(tree)
+        return "config", _copied(source)
+    return str(source), toml_file.read(Path(source), "config", "write one with: rondo init")
 
 
 def _checked(raw: dict[str, Any], check_paths: bool) -> tuple[RunConfig | None, list[Problem]]:
@@ -173,7 +171,7 @@ def _override(raw: dict[str, Any], text: str) -> Problem | None:
     """Apply ``key.path=value`` to ``raw``; without value, unset the key. Returns a problem if ``text`` does not have
     that form, or unsets a key that does not exist."""
     key, equals, value = text.partition("=")
-    parts = renamed.current(".".join(p.strip() for p in key.split("."))).split(".")
+    parts = [part.strip() for part in key.split(".")]
     if not equals or not all(parts):
         return Problem(f"--set {text}", "expected KEY.PATH=VALUE, for instance adapter.r=8")
     node = raw

@@ -143,14 +143,14 @@ class FailingTrainer(Trainer):
         return self.trainer.fit_with(params, replace(options, objective=disturbed))
 
     def solve(self, params: Params, *, train: Select) -> Fit:
-        """See :meth:`rondo.algorithm.Trainer.solve`."""
+        """See :class:`~rondo.algorithms.parts.least_squares.LeastSquares`."""
         fit = self.trainer.solve(params, train=train)
         fit = replace(fit, loss=self._disturbed(fit.loss))
         self.trainer.find_failed(fit.params, fit.loss[None], fit.steps)
         return fit
 
     def second_moment(self, params: Params, *, of: Select) -> Tensor:
-        """See :meth:`rondo.algorithm.Trainer.second_moment`."""
+        """See :class:`~rondo.algorithms.parts.least_squares.LeastSquares`."""
         return self.trainer.second_moment(params, of=of)
 
     def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:

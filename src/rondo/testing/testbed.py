@@ -95,8 +95,9 @@ class SgdTrainer(Trainer):
         return Fit(result, step_counts, step_counts * torch.tensor([c.num_examples for c in self.clients]), losses)
 
     def solve(self, params: Params, *, train: Select) -> Fit:
-        """See :meth:`rondo.algorithm.Trainer.solve`; without steps nothing is solved. It is a Newton step from zero,
-        exact for a quadratic loss. Raises ValueError if the loss is no quadratic function of the selected tensors."""
+        """See :mod:`rondo.algorithms.parts.least_squares`; without steps nothing is solved. It is a Newton step from
+        zero, exact for a quadratic loss. Raises ValueError if the loss is no quadratic function of the selected
+        tensors."""
         solved = [self._minimum(k, params, train) for k in range(len(self.clients if self.steps else ()))]
         result = {**params, **stack_clients(solved)}
         self.fits.append(result)
@@ -122,7 +123,7 @@ class SgdTrainer(Trainer):
         return _divided(-torch.linalg.pinv(curvature, hermitian=True) @ at_zero, start)
 
     def second_moment(self, params: Params, *, of: Select) -> Tensor:
-        """See :meth:`rondo.algorithm.Trainer.second_moment`."""
+        """See :class:`~rondo.algorithms.parts.least_squares.LeastSquares`."""
         moments = []
         for k, client in enumerate(self.clients):
             seen = client_row(params, k)

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import final
 
-from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Upload, Uploads, Weight
+from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Upload, Uploads
 from rondo.algorithms.parts.product_mean import truncated_mean
 from rondo.algorithms.parts.training import trained_uploads
 from rondo.params import Params, cut_rank
@@ -40,9 +40,6 @@ class FedHM(Algorithm[ServerState]):
     """
 
     traits = Traits(exact=False, client_ranks=True, same_coordinates=False)
-
-    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
-        return ServerState(params)
 
     def broadcast(self, state: ServerState, client: Client, round: Round) -> Shared:
         return Shared(cut_rank(state.params, client.rank))

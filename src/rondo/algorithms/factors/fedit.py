@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Uploads
 from rondo.algorithms.parts.training import trained_uploads
 from rondo.params import Params, cut_rank
 from rondo.traits import Traits
@@ -35,9 +34,6 @@ class FedIT(Algorithm[ServerState]):
     """
 
     traits = Traits(exact=False, client_ranks=True)
-
-    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
-        return ServerState(params)
 
     def broadcast(self, state: ServerState, client: Client, round: Round) -> Shared:
         return Shared(cut_rank(state.params, client.rank))

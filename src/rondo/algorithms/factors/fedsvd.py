@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
 import torch
 
-from rondo.algorithm import Algorithm, Mean, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.algorithm import Algorithm, Mean, Round, ServerState, Shared, Trainer, Uploads
 from rondo.lowrank import LowRank
 from rondo.params import Params, adapted_modules, pick, up, whole
 from rondo.traits import Traits
@@ -41,9 +40,6 @@ class FedSVD(Algorithm[ServerState]):
     def __post_init__(self) -> None:
         if self.period < 1:
             raise ValueError(f"period is a number of rounds, at least 1; got {self.period}")
-
-    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
-        return ServerState(params)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         fit = trainer.fit(shared.params, train=up | whole)

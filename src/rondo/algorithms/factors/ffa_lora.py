@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-from rondo.algorithm import Algorithm, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.algorithm import Algorithm, ServerState, Shared, Trainer, Uploads
 from rondo.params import Params, pick, up, whole
 from rondo.traits import Traits
 
@@ -30,9 +29,6 @@ class FFALoRA(Algorithm[ServerState]):
     """
 
     traits = Traits(exact=True)
-
-    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
-        return ServerState(params)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         trained = up | whole

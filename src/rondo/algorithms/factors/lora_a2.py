@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rondo.algorithm import Algorithm, Round, ServerState, Shared, Trainer, UnreadableUpload, Upload, Uploads, Weight
+from rondo.algorithm import Algorithm, ServerState, Shared, Trainer, UnreadableUpload, Upload, Uploads
 from rondo.params import Params, Role, Select, adapted_modules, down, module_of, pick, role, up, whole
 from rondo.traits import Traits
 
@@ -50,9 +50,6 @@ class LoRAA2(Algorithm[ServerState]):
     def __post_init__(self) -> None:
         if not 0 < self.lr_ratio < math.inf:
             raise ValueError(f"lr_ratio is B's learning rate over A's, a positive number; got {self.lr_ratio}")
-
-    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
-        return ServerState(params)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         active, start = up if trainer.round.index % 2 == 0 else down, shared.params

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, final, get_args
 
 import torch
 from torch import Tensor
 
-from rondo.algorithm import Algorithm, Round, ServerState, Shared, Trainer, Upload, Uploads, Weight, weighted_mean
+from rondo.algorithm import Algorithm, Round, ServerState, Shared, Trainer, Upload, Uploads, weighted_mean
 from rondo.algorithms.parts.product_mean import pairs
 from rondo.algorithms.parts.training import trained_uploads
 from rondo.lowrank import mean_product
@@ -59,9 +59,6 @@ class LoRAFAIR(Algorithm[ServerState]):
             raise ValueError(f"objective is one of {', '.join(get_args(FairObjective))}; got {self.objective!r}")
         if not 0 < self.penalty < math.inf:
             raise ValueError(f"penalty must be positive and finite; got {self.penalty}")
-
-    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
-        return ServerState(params)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         return trained_uploads(shared.params, trainer), local

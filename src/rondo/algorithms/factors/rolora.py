@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-from rondo.algorithm import Algorithm, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.algorithm import Algorithm, Round, ServerState, Shared, Trainer, Uploads
 from rondo.params import Params, Select, down, pick, up, whole
 from rondo.traits import Traits
 
@@ -50,9 +49,6 @@ class RoLoRA(Algorithm[ServerState]):
         """The round's factor: DOWN in odd rounds while alternating, else UP."""
         alternating = round.index < self.alternate_for * round.total
         return down if alternating and round.index % 2 == 1 else up
-
-    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
-        return ServerState(params)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         trained = self.active(trainer.round) | whole

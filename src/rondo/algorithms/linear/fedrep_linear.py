@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, Client, Mean, Round, Shared, Trainer, Uploads, Weight
+from rondo.algorithms.parts.least_squares import least_squares
 from rondo.algorithms.parts.orthonormal import leading_rows, orthonormal_rows
 from rondo.errors import ConfigError
 from rondo.params import Params, body, head, pick
@@ -98,7 +99,7 @@ class FedRepLinear(Algorithm[RepresentationState]):
         if self.head_steps:
             params = trainer.fit(params, train=head, steps=self.head_steps).params
         else:
-            params = trainer.solve(params, train=head).params
+            params = least_squares(trainer).solve(params, train=head).params
         fit = trainer.fit(params, train=body, steps=1)
         return trainer.upload(pick(fit.params, body)), pick(fit.params, head)
 
@@ -123,4 +124,5 @@ def _moment(params: Params, trainer: Trainer) -> Tensor:
     unit = torch.zeros_like(weights)
     unit[..., 0, 0] = 1
     inputs = matrix.shape[-1]
-    return trainer.second_moment({name: torch.zeros_like(matrix), top: unit}, of=body)[:, :inputs, :inputs]
+    at = {name: torch.zeros_like(matrix), top: unit}
+    return least_squares(trainer).second_moment(at, of=body)[:, :inputs, :inputs]

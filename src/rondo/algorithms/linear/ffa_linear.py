@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-from rondo.algorithm import Algorithm, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.algorithm import Algorithm, ServerState, Shared, Trainer, Uploads
+from rondo.algorithms.parts.least_squares import least_squares
 from rondo.params import Params, pick, up
 from rondo.traits import Traits
 
@@ -35,8 +35,5 @@ class FFALinear(Algorithm[ServerState]):
 
     traits = Traits(exact=True, least_squares=True, default_head="frozen")
 
-    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
-        return ServerState(params)
-
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        return trainer.upload(pick(trainer.solve(shared.params, train=up).params, up)), local
+        return trainer.upload(pick(least_squares(trainer).solve(shared.params, train=up).params, up)), local

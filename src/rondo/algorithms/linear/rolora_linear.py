@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from rondo.algorithm import Algorithm, Mean, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.algorithms.parts.least_squares import least_squares
 from rondo.algorithms.parts.orthonormal import orthonormal_rows
 from rondo.params import Params, down, pick, up
 from rondo.traits import Traits
@@ -40,7 +41,7 @@ class RoLoRALinear(Algorithm[ServerState]):
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         if trainer.round.index % 2 == 0:
-            return trainer.upload(pick(trainer.solve(shared.params, train=up).params, up)), local
+            return trainer.upload(pick(least_squares(trainer).solve(shared.params, train=up).params, up)), local
         return trainer.upload(pick(trainer.fit(shared.params, train=down, steps=1).params, down)), local
 
     def finish(self, state: ServerState, mean: Mean, round: Round) -> ServerState:

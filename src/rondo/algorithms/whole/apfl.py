@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, final, get_args
 
 import torch
 from torch import Tensor
 
-from rondo.algorithm import Algorithm, Client, Loss, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.algorithm import Algorithm, Client, Loss, ServerState, Shared, Trainer, Uploads
 from rondo.algorithms.parts.training import TRAINED
 from rondo.params import (
     AUXILIARY_PREFIX,
@@ -75,9 +74,6 @@ class APFL(Algorithm[ServerState]):
         if self.adaptive and self.mixing == "after":
             message = 'adaptive needs the gradient at the mix, which mixing = "after" never takes; '
             raise ValueError(message + 'set mixing = "during", or adaptive = false')
-
-    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
-        return ServerState(params)
 
     def local_init(self, shared: Shared, client: Client) -> Params:
         if not self.adaptive:

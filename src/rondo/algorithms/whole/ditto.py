@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.algorithm import Algorithm, Client, ServerState, Shared, Trainer, Uploads
 from rondo.algorithms.parts.proximal import pulled
 from rondo.algorithms.parts.training import TRAINED, trained_uploads
 from rondo.params import Params, buffer, pick
@@ -49,9 +48,6 @@ class Ditto(Algorithm[ServerState]):
             raise ValueError(f"lam must not be negative; got {self.lam}")
         if self.personal_epochs < 0:
             raise ValueError(f"personal_epochs must not be negative; got {self.personal_epochs}")
-
-    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
-        return ServerState(params)
 
     def local_init(self, shared: Shared, client: Client) -> Params:
         return shared.params

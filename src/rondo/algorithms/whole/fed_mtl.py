@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.algorithm import Algorithm, Client, ServerState, Shared, Trainer, Uploads
 from rondo.algorithms.parts.proximal import pulled
 from rondo.algorithms.parts.training import TRAINED
 from rondo.params import Params, buffer, pick
@@ -45,9 +44,6 @@ class FedMTL(Algorithm[ServerState]):
     def __post_init__(self) -> None:
         if not 0 <= self.lam < float("inf"):
             raise ValueError(f"lam must not be negative; got {self.lam}")
-
-    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
-        return ServerState(params)
 
     def local_init(self, shared: Shared, client: Client) -> Params:
         return shared.params

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
 from torch import Tensor
 
-from rondo.algorithm import Algorithm, Loss, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.algorithm import Algorithm, Loss, ServerState, Shared, Trainer, Uploads
 from rondo.params import Params, buffer, pick, sq_norm, sub
 from rondo.traits import Traits
 
@@ -40,9 +39,6 @@ class FedProx(Algorithm[ServerState]):
     def __post_init__(self) -> None:
         if not 0 <= self.mu < math.inf:
             raise ValueError(f"mu is the strength of the proximal term, finite and at least 0; got {self.mu}")
-
-    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
-        return ServerState(params)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         received = pick(shared.params, ~buffer)

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, final
 
-from rondo.algorithm import Algorithm, Client, Fit, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.algorithm import Algorithm, Client, Fit, ServerState, Shared, Trainer, Uploads
 from rondo.params import Params, Select, everything, head, pick
 from rondo.traits import Traits
 
@@ -49,9 +48,6 @@ class FedRep(Algorithm[ServerState]):
             raise ValueError(f"body_epochs is a number of {self.unit}, at least 1; got {self.body_epochs}")
         if self.unit not in ("epochs", "updates"):
             raise ValueError(f'unit is "epochs" or "updates"; got {self.unit!r}')
-
-    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
-        return ServerState(params)
 
     def local_init(self, shared: Shared, client: Client) -> Params:
         return pick(shared.params, head)

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
 import torch
 
-from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.algorithm import Algorithm, Client, ServerState, Shared, Trainer, Uploads
 from rondo.algorithms.parts.training import TRAINED
 from rondo.params import Params, buffer, pick
 from rondo.traits import Traits
@@ -53,9 +52,6 @@ class L2GD(Algorithm[ServerState]):
             raise ValueError(f"lam must not be negative; got {self.lam}")
         if not 0 < self.p < 1:
             raise ValueError(f"p is a probability between 0 and 1, without either; got {self.p}")
-
-    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
-        return ServerState(params)
 
     def local_init(self, shared: Shared, client: Client) -> Params:
         return shared.params

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.algorithm import Algorithm, Client, ServerState, Shared, Trainer, Uploads
 from rondo.params import Params, everything, pick
 from rondo.traits import Traits
 
@@ -34,9 +33,6 @@ class LocalTraining(Algorithm[ServerState]):
     """
 
     traits = Traits(exact=False, needs_factors=False, personal=True, keeps=everything, default_head="local")
-
-    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
-        return ServerState(params)
 
     def local_init(self, shared: Shared, client: Client) -> Params:
         return dict(shared.params)

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, final, get_args
 
 from torch import Tensor
 
-from rondo.algorithm import Algorithm, Loss, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.algorithm import Algorithm, Loss, ServerState, Shared, Trainer, Uploads
 from rondo.algorithms.parts.gradient import gradient, mean_gradient
 from rondo.algorithms.parts.training import TRAINED
 from rondo.params import Params, buffer, inner, pick
@@ -64,9 +63,6 @@ class PerFedAvg(Algorithm[ServerState]):
             raise ValueError(f"support is a share of the batch, between 0 and 1, without either; got {self.support}")
         if not 0 < self.delta < float("inf"):
             raise ValueError(f"delta must be positive; got {self.delta}")
-
-    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
-        return ServerState(params)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         fit = trainer.fit(shared.params, train=TRAINED, objective=self._after_a_step)

@@ -27,6 +27,7 @@ from rondo.algorithm import (
     Uploads,
     Weight,
 )
+from rondo.algorithms.parts.least_squares import least_squares
 from rondo.algorithms.wrappers.wrapper import Wrapper
 from rondo.params import Params, Select, head, pick
 from rondo.traits import Traits
@@ -144,11 +145,11 @@ class _Beside(Trainer):
 
     def solve(self, params: Params, *, train: Select) -> Fit:
         """Solve with the tensors that stay as they are: the output is seldom linear in both."""
-        fit = self._trainer.solve({**params, **self.kept}, train=train & ~self._stays)
+        fit = least_squares(self._trainer).solve({**params, **self.kept}, train=train & ~self._stays)
         return replace(fit, params=pick(fit.params, ~self._stays))
 
     def second_moment(self, params: Params, *, of: Select) -> Tensor:
-        return self._trainer.second_moment({**params, **self.kept}, of=of & ~self._stays)
+        return least_squares(self._trainer).second_moment({**params, **self.kept}, of=of & ~self._stays)
 
     def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:
         return self._trainer.upload(params, weight)

@@ -175,7 +175,7 @@ class CohortTrainer(Trainer):
         )
 
     def solve(self, params: Params, *, train: Select) -> Fit:
-        """See :meth:`rondo.algorithm.Trainer.solve`. All rows of the cohort are in one call; adapter dropout is off."""
+        """See :mod:`rondo.algorithms.parts.least_squares`. All rows are in one call, without dropout."""
         self._must_be_open("an exact minimiser")
         self._must_have_rows()
         self.flops = None  # a least-squares solution is no pass
@@ -193,7 +193,7 @@ class CohortTrainer(Trainer):
         return Fit(final, once, torch.tensor(rows.counts), loss.cpu())
 
     def second_moment(self, params: Params, *, of: Select) -> Tensor:
-        """See :meth:`rondo.algorithm.Trainer.second_moment`. Every row is a client of its own in one call."""
+        """See :mod:`rondo.algorithms.parts.least_squares`. Every row is a client of its own in one call."""
         self._must_be_open("a moment of the rows' gradients")
         self._must_have_rows()
         self.flops = None
