@@ -170,7 +170,7 @@ SITE, SITES = ("federate", "site", "keys"), ("federate", "sites")
         ((*SITES, "add", "none.json"), "REQUEST: no such file: 'none.json'; mend the path"),
         ((*SITES, "add", "old/site.key"), "old/site.key: holds a private key, which should never leave its site"),
         ((*SITES, "add", "old/site.json"), "old/site.json: a site's site.json, not its request"),
-        ((*SITES, "add", "old/ca.crt"), "old/ca.crt: not JSON: "),
+        ((*SITES, "add", "old/ca.crt"), "old/ca.crt: the file is not JSON: "),
         ((*SITES, "add", "old/x.request.json", "--days", "0"), "--days: should be between 1 and 36500, got 0"),
         (
             (*SITES, "add", "old/x.request.json"),

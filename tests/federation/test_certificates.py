@@ -135,7 +135,7 @@ def test_site_of_another_authority_and_its_first_roster(
     made = site_keys.make("st-anna", tmp_path / "site", ca=folder / "ca.crt")
     assert made.authority == root.certificate.fingerprint(hashes.SHA256()).hex()
     enrolment.add(folder, made.request, days=10)
-    assert ServerKeys.read(folder).roster.client_ids == ("st-anna",)
+    assert [site.clients for site in ServerKeys.read(folder).roster.sites] == [("st-anna",)]
 
 
 def test_name_with_a_wildcard_is_accepted(folder: Path, root: Issuer) -> None:

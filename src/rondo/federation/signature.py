@@ -20,8 +20,8 @@ from urllib.parse import quote, unquote
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
+from rondo.federation.identity.certificates import public_pem
 from rondo.federation.program import Program
 
 KEY, TIME, DIGEST, PROGRAM = "rondo-key", "rondo-time", "rondo-digest", "rondo-program"
@@ -43,7 +43,7 @@ def sign(
     digest = hashlib.sha256(body).hexdigest()
     text = _text(method, path, moment.isoformat(), digest, str(program))
     return {
-        KEY: b64encode(public_key_to_bytes(key.public_key())).decode(),
+        KEY: b64encode(public_pem(key.public_key())).decode(),
         TIME: moment.isoformat(),
         DIGEST: digest,
         PROGRAM: str(program),

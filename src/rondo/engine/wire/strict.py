@@ -69,7 +69,7 @@ def json_object(reason: str, what: str, text: bytes) -> dict[str, Any]:
     try:
         content = json.loads(text.decode(), object_pairs_hook=unique, parse_constant=constant)
     except (ValueError, RecursionError) as error:
-        raise Rejected(reason, f"{what} is not JSON: {short(str(error))}") from None
+        raise Rejected(reason, f"{what} is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise Rejected(reason, f"{what} is not a JSON object {{...}}")
     return content

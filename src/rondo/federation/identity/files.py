@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import stat
 import sys
 import time
-from collections import Counter
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from rondo.engine.wire import strict
 from rondo.errors import ConfigError
 from rondo.records import durable
 
@@ -56,24 +56,16 @@ def private(path: Path) -> bytes:
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises :class:`ConfigError`, too if a key is there twice."""
-    try:
-        return parsed(content(path))
-    except ValueError as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError.at(str(path), f"{error}; mend it there") from None
+    """The JSON object in a file. Raises :class:`ConfigError`."""
+    return parsed(path, content(path), "mend it there")
 
 
-def parsed(text: bytes) -> dict[str, Any]:
-    """The JSON object in ``text``. Raises ValueError with the reason, too if a key is there twice."""
+def parsed(path: Path, text: bytes, remedy: str) -> dict[str, Any]:
+    """The JSON object in the ``text`` of a file. Raises :class:`ConfigError`, too if a key is there twice."""
     try:
-        tree = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_unique, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not JSON: {error}") from None
-    if not isinstance(tree, dict):
-        raise ValueError("not a JSON object: it must start with { and end with }")
-    return tree
+        return strict.json_object("", "the file", text.removeprefix(BOM_UTF8))
+    except strict.Rejected as rejection:
+        raise ConfigError.at(str(path), f"{rejection.detail}; {remedy}") from None
 
 
 def write(path: Path, text: bytes) -> None:
@@ -136,7 +128,7 @@ def checked(tree: Any, place: str, required: Mapping[str, type], optional: Mappi
     """``tree``, an object that has every required key, perhaps optional ones and no other, each of its type. An
     optional key may be null. Raises :class:`ConfigError` at ``place``."""
     if not isinstance(tree, dict):
-        raise ConfigError.at(place, f"should be an object {{...}}, got {short(tree)}")
+        raise ConfigError.at(place, f"should be an object {{...}}, got {strict.short(tree)}")
     known = {**required, **optional}
     for key, value in tree.items():
         if key not in known:
@@ -144,7 +136,7 @@ def checked(tree: Any, place: str, required: Mapping[str, type], optional: Mappi
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
             raise ConfigError.at(place, f"unknown key {quoted(key)}; {hint}")
         if type(value) is not known[key] and not (key in optional and value is None):
-            raise ConfigError.at(f"{place}.{key}", f"should be {_WORDS[known[key]]}, got {short(value)}")
+            raise ConfigError.at(f"{place}.{key}", f"should be {_WORDS[known[key]]}, got {strict.short(value)}")
     for key in required:
         if key not in tree:
             raise ConfigError.at(place, f"{key!r} is missing; add {_WORDS[required[key]]}")
@@ -155,7 +147,7 @@ def texts(values: Sequence[Any], place: str) -> tuple[str, ...]:
     """The entries of a list, each a text that can be printed. Raises :class:`ConfigError` at ``place``."""
     for i, value in enumerate(values):
         if not isinstance(value, str) or not value or not value.isprintable():
-            message = f"should be a text in quotes without control characters, got {short(value)}"
+            message = f"should be a text in quotes without control characters, got {strict.short(value)}"
             raise ConfigError.at(f"{place}.{i}", message)
     if not values:
         raise ConfigError.at(place, "is empty; name at least one")
@@ -165,24 +157,6 @@ def texts(values: Sequence[Any], place: str) -> tuple[str, ...]:
 _WORDS = {str: "a text in quotes", list: "a list [...]", bool: "true or false"}
 
 
-def short(value: Any) -> str:
-    """The beginning of a value of JSON, for a message."""
-    text = json.dumps(value)
-    return text if len(text) <= 40 else f"{text[:40]}..."
-
-
 def quoted(text: str) -> str:
     """The beginning of a text in quotes, for a message."""
     return repr(text) if len(text) <= 80 else f"{text[:80]!r}..."
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    tree = dict(pairs)
-    if len(tree) < len(pairs):
-        ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"the key {quoted(key)} is there twice")
-    return tree
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")

@@ -27,7 +27,7 @@ from rondo.federation.identity.roster import ACCEPTED, PEERS, Enrolled, Roster, 
 
 try:
     from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
 except ModuleNotFoundError as error:
     raise missing(error) from None
@@ -58,7 +58,7 @@ class Voice:
             command = f"rondo federate site peers --keys {shlex.quote(str(path.parent))}"
             raise ConfigError.at(str(path), f"is not the file that this site's owner has taken in: {command}")
         today = datetime.now(UTC).date()
-        verifiers = {site.name: _verifier(site) for site in others(path, keys) if site.valid(today)}
+        verifiers = {site.name: partial(signed, site.key) for site in others(path, keys) if site.valid(today)}
         return cls(keys.site, partial(sign, keys.private_key), verifiers)
 
 
@@ -159,13 +159,6 @@ def sign(key: ec.EllipticCurvePrivateKey, text: bytes) -> bytes:
     """The signature of ``text`` by ``key``: ECDSA over SHA-384, in DER."""
     signature: bytes = key.sign(text, ec.ECDSA(hashes.SHA384()))
     return signature
-
-
-def _verifier(site: Enrolled) -> Callable[[bytes, bytes], bool]:
-    """Tells whether the site has signed a text."""
-    key = serialization.load_pem_public_key(site.public_key.encode())
-    assert isinstance(key, ec.EllipticCurvePublicKey)
-    return partial(signed, key)
 
 
 def signed(key: ec.EllipticCurvePublicKey, signature: bytes, text: bytes) -> bool:

@@ -37,10 +37,7 @@ def read(path: Path) -> Enrolled:
             "request from there"
         )
         raise ConfigError.at(str(path), message)
-    try:
-        tree = files.parsed(text)
-    except ValueError as error:
-        raise ConfigError.at(str(path), f"{error}; have the site send its request again, as it is") from None
+    tree = files.parsed(path, text, "have the site send its request again, as it is")
     if {"site", "clients"} <= tree.keys():
         raise ConfigError.at(str(path), "a site's site.json, not its request: NAME.request.json beside it")
     place = str(path)

@@ -61,11 +61,16 @@ class Enrolled:
     revoked: bool = False
 
     @property
+    def key(self) -> ec.EllipticCurvePublicKey:
+        """The public key itself."""
+        key: ec.EllipticCurvePublicKey = serialization.load_pem_public_key(self.public_key.encode())
+        return key
+
+    @property
     def fingerprint(self) -> str:
         """SHA-256 of the public key's DER, in hexadecimal: ``openssl pkey -in site.key -pubout -outform DER |
         sha256sum`` prints the same at the site."""
-        key = serialization.load_pem_public_key(self.public_key.encode())
-        der: bytes = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+        der: bytes = self.key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
         return hashlib.sha256(der).hexdigest()
 
     def valid(self, today: date) -> bool:
@@ -78,11 +83,6 @@ class Roster:
     """The sites of a federation, in the order of the file."""
 
     sites: tuple[Enrolled, ...]
-
-    @property
-    def client_ids(self) -> tuple[str, ...]:
-        """The ids of all clients, in the order of the file; of sites that are revoked or expired too."""
-        return tuple(client for site in self.sites for client in site.clients)
 
     def site_of(self, public_key: bytes) -> Enrolled | None:
         """The site that has this key (PEM, as Flower names a node's key), valid or not. None: no site has it."""

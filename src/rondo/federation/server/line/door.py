@@ -15,36 +15,27 @@ from typing import Protocol
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from fastapi import HTTPException
-from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
-from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
-    DeactivateNodeRequest,
-    PullMessagesRequest,
-    PushMessagesRequest,
-)
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
-from flwr.supercore.primitives.asymmetric import bytes_to_public_key
 from google.protobuf.message import Message
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from rondo.federation.flower import LARGEST_CHUNK, fleet_pb2, heartbeat_pb2, message_pb2
 from rondo.federation.identity.roster import Enrolled, Roster
 from rondo.federation.program import Program
 from rondo.federation.server.line.callers import PROMPT, Caller
 from rondo.federation.signature import SKEW, Claim
 
-_SMALL, _TREE, _OBJECT = 2**14, 2**20, 2**20 + FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
+_SMALL, _TREE, _OBJECT = 2**14, 2**20, 2**20 + LARGEST_CHUNK
 ROUTES: Mapping[str, tuple[type[Message], int]] = {
-    "/v1/fleet/activate-node": (ActivateNodeRequest, _SMALL),
-    "/v1/fleet/deactivate-node": (DeactivateNodeRequest, _SMALL),
-    "/v1/fleet/send-node-heartbeat": (SendNodeHeartbeatRequest, _SMALL),
-    "/v1/fleet/pull-messages": (PullMessagesRequest, _SMALL),
-    "/v1/fleet/push-messages": (PushMessagesRequest, _TREE),
-    "/v1/fleet/push-object": (PushObjectRequest, _OBJECT),
-    "/v1/fleet/pull-object": (PullObjectRequest, _SMALL),
-    "/v1/fleet/confirm-message-received": (ConfirmMessageReceivedRequest, _SMALL),
+    "/v1/fleet/activate-node": (fleet_pb2.ActivateNodeRequest, _SMALL),
+    "/v1/fleet/deactivate-node": (fleet_pb2.DeactivateNodeRequest, _SMALL),
+    "/v1/fleet/send-node-heartbeat": (heartbeat_pb2.SendNodeHeartbeatRequest, _SMALL),
+    "/v1/fleet/pull-messages": (fleet_pb2.PullMessagesRequest, _SMALL),
+    "/v1/fleet/push-messages": (fleet_pb2.PushMessagesRequest, _TREE),
+    "/v1/fleet/push-object": (message_pb2.PushObjectRequest, _OBJECT),
+    "/v1/fleet/pull-object": (message_pb2.PullObjectRequest, _SMALL),
+    "/v1/fleet/confirm-message-received": (message_pb2.ConfirmMessageReceivedRequest, _SMALL),
 }
 """Type and bytes of the largest body at every route that a site uses. Nothing else is served: neither code nor other
 runs."""
@@ -145,7 +136,7 @@ class Door:
                 return None
             if len(self._known) >= _MOST_KNOWN:  # one key can be written in many ways
                 self._known.clear()
-            self._known[public_key] = site, bytes_to_public_key(public_key)
+            self._known[public_key] = site, site.key
         return self._known[public_key]
 
 

@@ -11,24 +11,18 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
-    ActivateNodeResponse,
-    DeactivateNodeRequest,
-    DeactivateNodeResponse,
-    PullMessagesRequest,
-    PullMessagesResponse,
-    PushMessagesRequest,
-)
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
-from flwr.supercore.dependencies.version import VersionDependency
-from flwr.supercore.error import http_error_translator
-from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
-from flwr.superlink.servicer.fleet import fleet_handlers
 from google.protobuf.message import DecodeError, Message
 from starlette.requests import Request
 from starlette.responses import Response
 
+from rondo.federation.flower import (
+    PROTOBUF_MEDIA_TYPE,
+    VersionDependency,
+    fleet_handlers,
+    fleet_pb2,
+    http_error_translator,
+    message_pb2,
+)
 from rondo.federation.server.line.door import ROUTES, Asked, Turned
 from rondo.federation.server.line.links import BEAT, Links
 from rondo.federation.server.line.places import Absent, Places, Taken
@@ -86,16 +80,16 @@ class Fleet:
             request = ROUTES[asked.request.scope["path"]][0].FromString(asked.body)
         except DecodeError:
             raise Turned(400, "no message of this route") from None
-        if isinstance(request, ActivateNodeRequest):
+        if isinstance(request, fleet_pb2.ActivateNodeRequest):
             return self._activate(asked, request)
         node = self._links.node_of(asked.site)
-        named = request.node_id if isinstance(request, DeactivateNodeRequest) else request.node.node_id
+        named = request.node_id if isinstance(request, fleet_pb2.DeactivateNodeRequest) else request.node.node_id
         if named != node:
             raise Turned(401, "not the node of this site")
         self._hear(asked, node)
-        if isinstance(request, DeactivateNodeRequest):
+        if isinstance(request, fleet_pb2.DeactivateNodeRequest):
             return self._deactivate(asked.site, node)
-        if isinstance(request, PullMessagesRequest):
+        if isinstance(request, fleet_pb2.PullMessagesRequest):
             return await self._pull(asked, node, request)
         return self._other(node, request)
 
@@ -110,7 +104,7 @@ class Fleet:
             raise Turned(409, str(taken)) from None
         self._links.acknowledge_node_heartbeat(node, BEAT)
 
-    def _activate(self, asked: Asked, request: ActivateNodeRequest) -> Message:
+    def _activate(self, asked: Asked, request: fleet_pb2.ActivateNodeRequest) -> Message:
         self._version(asked.request)
         if request.public_key != asked.public_key:
             raise Turned(401, "not the key that signed the request")
@@ -124,18 +118,18 @@ class Fleet:
         self._keys[asked.site] = asked.public_key
         self._links.activate_node(node, BEAT)
         self._changed()
-        return ActivateNodeResponse(node_id=node)
+        return fleet_pb2.ActivateNodeResponse(node_id=node)
 
     def _deactivate(self, site: str, node: int) -> Message:
         self._places.leave(site)
         self._release(node, False)
         self._links.deactivate_node(node)
         self._changed()
-        return DeactivateNodeResponse()
+        return fleet_pb2.DeactivateNodeResponse()
 
-    async def _pull(self, asked: Asked, node: int, request: PullMessagesRequest) -> Message:
+    async def _pull(self, asked: Asked, node: int, request: fleet_pb2.PullMessagesRequest) -> Message:
         if not self._links.has_letter(node) and not await self._hold(asked, node):
-            return PullMessagesResponse()
+            return fleet_pb2.PullMessagesResponse()
         self._hear(asked, node)
         return fleet_handlers.pull_messages(request, self._links, self._links.object_store)
 
@@ -163,18 +157,18 @@ class Fleet:
     def _other(self, node: int, request: Message) -> Message:
         """Raise :class:`Turned` for a request for another site's letters, or in another site's name."""
         links = self._links
-        if isinstance(request, PushMessagesRequest):
+        if isinstance(request, fleet_pb2.PushMessagesRequest):
             senders = {m.metadata.src_node_id for m in request.messages_list}
             if senders != {node} or len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
                 raise Turned(403, "not one letter in the site's own name")
             return fleet_handlers.push_messages(request, links)
-        if isinstance(request, PushObjectRequest):
+        if isinstance(request, message_pb2.PushObjectRequest):
             return fleet_handlers.push_object(request, links)
-        if isinstance(request, PullObjectRequest):
+        if isinstance(request, message_pb2.PullObjectRequest):
             if not links.is_for(node, request.object_id):
                 raise Turned(403, "no letter to this site")
             return fleet_handlers.pull_object(request, links)
-        if isinstance(request, ConfirmMessageReceivedRequest):
+        if isinstance(request, message_pb2.ConfirmMessageReceivedRequest):
             if not links.is_for(node, request.message_object_id):
                 raise Turned(403, "no letter to this site")
             return fleet_handlers.confirm_message_received(request, links, links.object_store)

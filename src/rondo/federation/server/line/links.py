@@ -13,25 +13,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from flwr.app import Message
-from flwr.app.message import make_message, remove_content_from_message
-from flwr.app.metadata import Metadata
-from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
-from flwr.proto.message_pb2 import ObjectTree
-from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
-from flwr.supercore.constant import HEAD_BODY_DIVIDER, NOOP_FEDERATION_ID, TaskType
-from flwr.supercore.date import now
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_head_values_from_object_content,
-    get_object_id,
-    get_object_tree,
-    iterate_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
-from flwr.superlink.federation import NoOpFederationManager
 
+from rondo.federation import flower
+from rondo.federation.flower import inflatable_object, message_pb2
 from rondo.federation.letter import KINDS, content_of, record
 from rondo.federation.signature import SKEW
 
@@ -70,7 +54,7 @@ class _Post:
         return bool(self.root) and (self.spoilt or self.missing == 0)
 
 
-class Links(InMemoryLinkState):
+class Links(flower.InMemoryLinkState):
     """Flower's state of nodes and messages, in memory: what must survive a crash is in the run directory. A node is a
     site.
 
@@ -79,8 +63,8 @@ class Links(InMemoryLinkState):
 
     def __init__(self, replied: Callable[[], None] = lambda: None) -> None:
         self._replied = replied
-        self._store = InMemoryObjectStore()
-        super().__init__(NoOpFederationManager(), self._store)
+        self._store = flower.InMemoryObjectStore()
+        super().__init__(flower.NoOpFederationManager(), self._store)
         self._posts: dict[str, _Post] = {}
         """By the letter's number."""
         self._of_node: dict[int, dict[str, _Post]] = {}
@@ -93,7 +77,9 @@ class Links(InMemoryLinkState):
 
     def begin(self) -> int:
         """A run that lasts as long as this object. Messages belong to a run."""
-        run = self.create_run(None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP)
+        run = self.create_run(
+            None, None, None, {}, flower.NOOP_FEDERATION_ID, None, flower.NOOP_FLWR_AID, flower.TaskType.SERVER_APP
+        )
         task = self.run_ids[run].run.primary_task_id
         assert task is not None
         self.claim_task(task)
@@ -106,7 +92,9 @@ class Links(InMemoryLinkState):
         with self.lock:
             key = site.encode()
             node = self.node_public_key_to_node_id.get(key)
-            return node if node is not None else self.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0)
+            return (
+                node if node is not None else self.create_node(flower.NOOP_FLWR_AID, flower.NOOP_ACCOUNT_NAME, key, 0)
+            )
 
     def activate_node(self, node_id: int, heartbeat_interval: float) -> bool:
         """As Flower's, but a site that died and comes back need not wait until its death is noticed."""
@@ -125,13 +113,14 @@ class Links(InMemoryLinkState):
         ``largest``: bytes of the largest letter in reply.
         """
         time = seconds + SKEW  # a site reckons by its own clock whether there is time left to answer
-        metadata = Metadata(run, "", SUPERLINK_NODE_ID, node, "", "", now().timestamp(), time, KINDS[kind])
-        with no_object_id_recompute():  # an id is a digest of all that is below it
-            message = make_message(metadata, content=record(letter))
-            number = message.object_id
-            metadata.__dict__["_message_id"] = number
-            tree = get_object_tree(message)
-            objects = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
+        metadata = flower.Metadata(
+            run, "", flower.SUPERLINK_NODE_ID, node, "", "", datetime.now(UTC).timestamp(), time, KINDS[kind]
+        )
+        with inflatable_object.no_object_id_recompute():  # an id is a digest of all that is below it
+            message = flower.make_message(metadata, content=record(letter))
+            number = flower.number(message)
+            tree = inflatable_object.get_object_tree(message)
+            objects = {name: part.deflate() for name, part in inflatable_object.get_all_nested_objects(message).items()}
         # The message comes last: a site may ask at any time, and must find all of it.
         with self._store.lock_store:
             self._store.preregister(run, tree)
@@ -141,7 +130,7 @@ class Links(InMemoryLinkState):
             post = self._posts[number] = _Post(node, frozenset(objects), largest + _OVERHEAD)
             self._of_node.setdefault(node, {})[number] = post
             self._unread.setdefault(node, {})[number] = None
-            if self.store_message_ins(remove_content_from_message(message)) is None:
+            if self.store_message_ins(flower.remove_content_from_message(message)) is None:
                 self.drop(number)
                 return None
         return number
@@ -160,7 +149,7 @@ class Links(InMemoryLinkState):
                 del unread[number]
                 self._check_stored_messages({number})  # which drops it if its time is up
                 if (letter := self.message_ins_store.get(number)) is not None:
-                    letter.metadata.delivered_at = now().isoformat()
+                    letter.metadata.delivered_at = datetime.now(UTC).isoformat()
                     letters.append(letter)
         return letters
 
@@ -176,7 +165,7 @@ class Links(InMemoryLinkState):
         return secrets.token_hex(16)
 
     def store_message_and_object_tree(
-        self, message: Message, object_tree: ObjectTree, session_id: str
+        self, message: Message, object_tree: message_pb2.ObjectTree, session_id: str
     ) -> tuple[bool, list[str]]:
         """Take the announcement of a reply. The first one is final, even if its objects never arrive."""
         number = message.metadata.reply_to_message_id
@@ -185,7 +174,7 @@ class Links(InMemoryLinkState):
             if post is None or self.store_message_res(message) is None or post.root:
                 return False, []
             post.root = message.metadata.message_id
-            post.parts = {tree.object_id: b"" for tree in iterate_object_tree(object_tree)}
+            post.parts = {tree.object_id: b"" for tree in inflatable_object.iterate_object_tree(object_tree)}
             post.missing = len(post.parts)
             post.spoilt = post.root != object_tree.object_id
             post.session = session_id
@@ -205,7 +194,7 @@ class Links(InMemoryLinkState):
                 post.spoilt, post.parts = True, {}
                 self._replied()
                 return False
-            if get_object_id(object_content) != object_id:
+            if inflatable_object.get_object_id(object_content) != object_id:
                 return False
             post.parts[object_id] = object_content
             post.missing -= 1
@@ -240,7 +229,7 @@ def _letter(post: _Post) -> bytes:
     try:
         if _unpacked(post.parts) > post.largest:
             return b""
-        message = inflate_object_from_contents(post.root, dict(post.parts))
+        message = flower.inflate_object_from_contents(post.root, dict(post.parts))
         return content_of(message) if isinstance(message, Message) else b""
     except Exception:
         return b""
@@ -251,10 +240,10 @@ def _unpacked(parts: Mapping[str, bytes]) -> int:
     an object of another type, and whatever the parsers raise."""
     total = 0
     for part in parts.values():
-        kind, children, _ = get_object_head_values_from_object_content(part)
+        kind, children, _ = inflatable_object.get_object_head_values_from_object_content(part)
         if kind not in _PARTS:
             raise ValueError(f"a letter has no {kind}")
         if kind == "Array":
-            body = json.loads(part.partition(HEAD_BODY_DIVIDER)[2])
+            body = json.loads(part.partition(flower.HEAD_BODY_DIVIDER)[2])
             total += sum(len(parts[children[i]]) for i in body["arraychunk_ids"])
     return total

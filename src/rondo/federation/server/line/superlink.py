@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from flwr.supercore.constant import NodeStatus
 
 from rondo.errors import ConfigError
+from rondo.federation.flower import NodeStatus
 from rondo.federation.identity.roster import Roster
 from rondo.federation.server.line.callers import CallerServer
 from rondo.federation.server.line.door import Door

@@ -21,46 +21,12 @@ from typing import Self, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message, RecordDict
-from flwr.app.message import make_message, remove_content_from_message
-from flwr.common.constant import (
-    FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE,
-    HEARTBEAT_CALL_TIMEOUT,
-    HEARTBEAT_DEFAULT_INTERVAL,
-)
-from flwr.common.serde import message_to_proto
-from flwr.common.serde_utils import metadata_from_proto
-from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
-    ActivateNodeResponse,
-    DeactivateNodeRequest,
-    DeactivateNodeResponse,
-    PullMessagesRequest,
-    PullMessagesResponse,
-    PushMessagesRequest,
-    PushMessagesResponse,
-)
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
-from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
-    ConfirmMessageReceivedResponse,
-    ObjectTree,
-    PullObjectRequest,
-    PullObjectResponse,
-    PushObjectRequest,
-    PushObjectResponse,
-)
-from flwr.proto.node_pb2 import Node
-from flwr.supercore.constant import HEAD_BODY_DIVIDER
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_head_values_from_object_content,
-    get_object_tree,
-)
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Protobuf
 
+from rondo.federation import flower
+from rondo.federation.flower import fleet_pb2, heartbeat_pb2, inflatable_object, message_pb2
+from rondo.federation.identity.certificates import public_pem
 from rondo.federation.letter import record
 from rondo.federation.program import Program
 from rondo.federation.signature import notice_in, sign
@@ -70,10 +36,12 @@ LARGEST = 2**31
 """Bytes of the largest letter, unless a site's owner says otherwise."""
 _SMALL = 2**20
 """Bytes of the largest answer that is no part of a letter: the names of 13,000 parts."""
-_PART = 2**20 + FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
+_PART = 2**20 + flower.LARGEST_CHUNK
 """Bytes of the largest part of a letter."""
 _PARTS = 10_000
 """Most parts of a letter: of 5 MiB each in Flower's settings."""
+_BEAT, _BEAT_TIMEOUT = 30.0, 5.0
+"""Seconds after which a silent site counts as gone, and for the answer to a sign of life."""
 _LOOK = 0.2
 """Seconds between looks whether the site is to stop, or has been silent for long."""
 
@@ -122,11 +90,11 @@ class SuperNode:
         logging.getLogger("flwr").setLevel(logging.CRITICAL)
         host, _, port = address.rpartition(":")
         way = (host.strip("[]"), int(port), ca)
-        self._key, self._public_key = key, public_key_to_bytes(key.public_key())
+        self._key, self._public_key = key, public_pem(key.public_key())
         self._line = Connection(*way)
-        self._pulse = Connection(*way, HEARTBEAT_CALL_TIMEOUT)
+        self._pulse = Connection(*way, _BEAT_TIMEOUT)
         self._largest = largest
-        self._node: Node | None = None
+        self._node: flower.Node | None = None
         self._over = threading.Event()
         self._program, self._told, self._stop = program or Program.fresh(), told, stop or threading.Event()
         self._asking, self._heard = False, time.monotonic()
@@ -134,9 +102,9 @@ class SuperNode:
 
     def __enter__(self) -> Self:
         """Connect, and from then on say every few seconds that the site is there."""
-        asked = ActivateNodeRequest(public_key=self._public_key, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+        asked = fleet_pb2.ActivateNodeRequest(public_key=self._public_key, heartbeat_interval=_BEAT)
         try:
-            self._node = Node(node_id=self._ask("activate-node", asked, ActivateNodeResponse).node_id)
+            self._node = flower.Node(node_id=self._ask("activate-node", asked, fleet_pb2.ActivateNodeResponse).node_id)
         except BaseException:
             self._line.close()
             raise
@@ -147,7 +115,11 @@ class SuperNode:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         with suppress(Unreachable, Refused):
-            self._ask("deactivate-node", DeactivateNodeRequest(node_id=self._here.node_id), DeactivateNodeResponse)
+            self._ask(
+                "deactivate-node",
+                fleet_pb2.DeactivateNodeRequest(node_id=self._here.node_id),
+                fleet_pb2.DeactivateNodeResponse,
+            )
         self._line.close()
 
     def next(self) -> Message | None:
@@ -155,60 +127,62 @@ class SuperNode:
         while it was fetched. Raises :class:`TooLarge`."""
         self._asking = True
         try:
-            pulled = self._ask("pull-messages", PullMessagesRequest(node=self._here), PullMessagesResponse)
+            pulled = self._ask(
+                "pull-messages", fleet_pb2.PullMessagesRequest(node=self._here), fleet_pb2.PullMessagesResponse
+            )
         finally:
             self._asking = False
         if not pulled.messages_list:
             return None
         try:
-            metadata = metadata_from_proto(pulled.messages_list[0].metadata)
+            metadata = flower.metadata_from_proto(pulled.messages_list[0].metadata)
             if not isfinite(metadata.created_at + metadata.ttl):
                 raise ValueError("a time that is none")
             letter = self._letter(metadata.run_id, pulled.message_object_trees[0])
-            received = ConfirmMessageReceivedRequest(
+            received = message_pb2.ConfirmMessageReceivedRequest(
                 node=self._here, run_id=metadata.run_id, message_object_id=metadata.message_id
             )
-            self._ask("confirm-message-received", received, ConfirmMessageReceivedResponse)
+            self._ask("confirm-message-received", received, message_pb2.ConfirmMessageReceivedResponse)
         except (Refused, _Withdrawn):  # a site that is turned away hears it again at its next question
             return None
         except (ValueError, LookupError, TypeError, RecursionError):
             raise Unreachable("it sends what is no letter") from None
         if letter is None:
-            raise TooLarge(make_message(metadata, content=RecordDict()), self._largest)
-        return make_message(metadata, content=record(letter))
+            raise TooLarge(flower.make_message(metadata, content=RecordDict()), self._largest)
+        return flower.make_message(metadata, content=record(letter))
 
     def answer(self, message: Message, letter: bytes) -> None:
         """Answer ``message`` by ``letter``."""
         reply = Message(record(letter), reply_to=message)
-        reply.metadata.__dict__["_message_id"] = reply.object_id
-        pushed = PushMessagesRequest(
+        flower.number(reply)
+        pushed = fleet_pb2.PushMessagesRequest(
             node=self._here,
-            messages_list=[message_to_proto(remove_content_from_message(reply))],
-            message_object_trees=[get_object_tree(reply)],
+            messages_list=[flower.message_to_proto(flower.remove_content_from_message(reply))],
+            message_object_trees=[inflatable_object.get_object_tree(reply)],
         )
-        session = self._ask("push-messages", pushed, PushMessagesResponse)
+        session = self._ask("push-messages", pushed, fleet_pb2.PushMessagesResponse)
         wanted = set(session.objects_to_push)
-        for name, part in get_all_nested_objects(reply).items():
+        for name, part in inflatable_object.get_all_nested_objects(reply).items():
             if name in wanted:
-                asked = PushObjectRequest(
+                asked = message_pb2.PushObjectRequest(
                     node=self._here,
                     run_id=message.metadata.run_id,
                     object_id=name,
                     object_content=part.deflate(),
                     session_id=session.session_id,
                 )
-                self._ask("push-object", asked, PushObjectResponse)
+                self._ask("push-object", asked, message_pb2.PushObjectResponse)
 
     # --- the parts of a letter ------------------------------------------------------------------------------------
 
-    def _letter(self, run: int, tree: ObjectTree) -> bytes | None:
+    def _letter(self, run: int, tree: message_pb2.ObjectTree) -> bytes | None:
         """The letter in the message ``tree``; None if it is too large. Raises :class:`_Withdrawn`, and ValueError and
         its like for anything else."""
         for _ in range(_ABOVE):
             (tree,) = tree.children
         array = self._part(run, tree.object_id, "Array", _SMALL)
-        names = get_object_head_values_from_object_content(array)[1]
-        order = json.loads(array.partition(HEAD_BODY_DIVIDER)[2])["arraychunk_ids"]
+        names = inflatable_object.get_object_head_values_from_object_content(array)[1]
+        order = json.loads(array.partition(flower.HEAD_BODY_DIVIDER)[2])["arraychunk_ids"]
         if len(order) > _PARTS:
             raise ValueError(f"{len(order)} parts")
         letter, places = BytesIO(), dict[str, tuple[int, int]]()
@@ -229,8 +203,8 @@ class SuperNode:
 
     def _part(self, run: int, name: str, kind: str, largest: int) -> bytes:
         """An object of a message."""
-        asked = PullObjectRequest(node=self._here, run_id=run, object_id=name)
-        pulled = self._ask("pull-object", asked, PullObjectResponse, largest)
+        asked = message_pb2.PullObjectRequest(node=self._here, run_id=run, object_id=name)
+        pulled = self._ask("pull-object", asked, message_pb2.PullObjectResponse, largest)
         if not (pulled.object_found and pulled.object_available):
             raise _Withdrawn
         content: bytes = pulled.object_content
@@ -241,7 +215,7 @@ class SuperNode:
     # --- requests -------------------------------------------------------------------------------------------------
 
     @property
-    def _here(self) -> Node:
+    def _here(self) -> flower.Node:
         assert self._node is not None, "not connected"
         return self._node
 
@@ -251,7 +225,7 @@ class SuperNode:
 
     def _asked(self, line: Connection, route: str, asked: Protobuf, like: type[A], largest: int) -> A:
         path, body = f"/v1/fleet/{route}", asked.SerializeToString()
-        headers = {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE}
+        headers = {"content-type": flower.PROTOBUF_MEDIA_TYPE, "accept": flower.PROTOBUF_MEDIA_TYPE}
         headers |= sign(self._key, "POST", path, body, self._program, datetime.now(UTC))
         content, notice = line.post(path, body, headers, largest)
         self._heard = time.monotonic()
@@ -266,15 +240,16 @@ class SuperNode:
     def _beat(self) -> None:
         """Say that the site is there where no other request does, for instance while it trains; and that it goes once
         it is to stop. A server that does not hear it, or that was started anew, shows itself at the next letter."""
-        here = SendNodeHeartbeatRequest(node=self._here, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
-        gone = DeactivateNodeRequest(node_id=self._here.node_id)
+        here = heartbeat_pb2.SendNodeHeartbeatRequest(node=self._here, heartbeat_interval=_BEAT)
+        gone = fleet_pb2.DeactivateNodeRequest(node_id=self._here.node_id)
+        answer = heartbeat_pb2.SendNodeHeartbeatResponse
         while not self._over.wait(_LOOK):
             with suppress(Unreachable, Refused):
                 if self._asking and self._stop.is_set():
-                    self._asked(self._pulse, "deactivate-node", gone, DeactivateNodeResponse, _SMALL)
+                    self._asked(self._pulse, "deactivate-node", gone, fleet_pb2.DeactivateNodeResponse, _SMALL)
                     break
-                if not self._asking and time.monotonic() - self._heard > HEARTBEAT_DEFAULT_INTERVAL / 3:
-                    self._asked(self._pulse, "send-node-heartbeat", here, SendNodeHeartbeatResponse, _SMALL)
+                if not self._asking and time.monotonic() - self._heard > _BEAT / 3:
+                    self._asked(self._pulse, "send-node-heartbeat", here, answer, _SMALL)
         self._pulse.close()
 
 
@@ -284,4 +259,4 @@ _ABOVE = 3
 
 def _body(part: bytes) -> memoryview:
     """An object without its head."""
-    return memoryview(part)[part.index(HEAD_BODY_DIVIDER) + 1 :]
+    return memoryview(part)[part.index(flower.HEAD_BODY_DIVIDER) + 1 :]
