@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from rondo.cli.completion import asked_by_bash, one_of, settings
+from rondo.cli.completion import one_of, settings
 
 app = typer.Typer(
     help="Federated low-rank fine-tuning: many parties fine-tune one model, and only trained tensors travel.",
@@ -88,7 +88,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a name may have characters that the terminal's encoding has not
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        with asked_by_bash(), _full_disk_told():
+        with _full_disk_told():
             app(prog_name="rondo")
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

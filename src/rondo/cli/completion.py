@@ -1,32 +1,24 @@
 """Names and keys that a shell completes: ``rondo --install-completion`` (bash, zsh, fish, PowerShell).
 
-A press of Tab starts a process, so nothing is imported for it: all words are in ``words.tsv``, which a test keeps equal
-to the tables, the schema, the papers and the entries.
+A press of Tab starts a process, so each list imports what has it, and nothing imports torch.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
-from collections.abc import Callable, Iterable, Iterator
-from importlib.resources import files
+import json
+import re
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
-VARIABLE = "_RONDO_COMPLETE"
-"""The environment variable by which a shell asks, with its own name."""
-
-
-def words(kind: str) -> dict[str, list[str]]:
-    """The words of a kind (``method``, ``paper``, ``entry``, ``section``, ``key``), each with the values that it takes,
-    or with its default."""
-    lines = (files("rondo.cli") / "words.tsv").read_text(encoding="utf-8").splitlines()
-    cells = (line.split("\t") for line in lines)
-    return {word: values for of, word, *values in cells if of == kind}
+if TYPE_CHECKING:
+    from rondo.config.reference import Key
 
 
 def methods(incomplete: str) -> list[str]:
     """Methods."""
-    return _starting(words("method"), incomplete)
+    from rondo.algorithms.table import TABLE
+
+    return _starting(TABLE, incomplete)
 
 
 def listed_methods(incomplete: str) -> list[str]:
@@ -38,39 +30,64 @@ def listed_methods(incomplete: str) -> list[str]:
 
 def shown(incomplete: str) -> list[str]:
     """The names that ``rondo show`` takes."""
-    return _starting(["config", *words("method")], incomplete)
+    return [*_starting(["config"], incomplete), *methods(incomplete)]
 
 
 def keys(incomplete: str) -> list[str]:
     """Keys and sections."""
-    return _starting([*words("section"), *words("key")], incomplete)
+    from rondo.config.reference import sections
+
+    named = [section.name for section in sections() if section.name]
+    return _starting([*named, *_keys()], incomplete)
 
 
 def settings(incomplete: str) -> list[str]:
     """KEY.PATH=VALUE. A key that is the only one is given twice, bare and with values, so that shells add no blank."""
-    known = words("key")
+    known = _keys()
     if "=" in incomplete:
         key, _, value = incomplete.partition("=")
-        return [f"{key}={of}" for of in _starting(known.get(key, []), value)]
+        return [f"{key}={of}" for of in _starting(values(known[key]) if key in known else [], value)]
     found = _starting(known, incomplete)
     if len(found) == 1:
-        return [f"{found[0]}=", *(f"{found[0]}={value}" for value in known[found[0]] or ["VALUE"])]
+        return [f"{found[0]}=", *(f"{found[0]}={value}" for value in values(known[found[0]]) or ["VALUE"])]
     return [f"{key}=" for key in found]
+
+
+def values(key: Key) -> list[str]:
+    """The values of a key as ``--set`` takes them: its choices, or its default."""
+    if key.path == "algorithm.name":
+        return methods("")
+    choices = [] if key.values.startswith("list of") else re.findall(r'"([^"]+)"', key.values)
+    truths = ["true", "false"] if "true or false" in key.values else ["true"] if key.values.startswith("true,") else []
+    if choices or truths:
+        return [*truths, *choices]
+    default = json.loads(key.default) if key.default else None
+    return [] if default in (None, [], {}) else [str(default)]
+
+
+def _keys() -> dict[str, Key]:
+    from rondo.config.reference import sections
+
+    return {key.path: key for section in sections() for key in section.keys}
 
 
 def papers(incomplete: str) -> list[str]:
     """Settings of papers."""
-    return _starting(["list", *words("paper")], incomplete)
+    from rondo.config.papers.writer import names
+
+    return _starting(["list", *names()], incomplete)
 
 
 def entries(incomplete: str) -> list[str]:
     """Entries of ``rondo reproduce``."""
-    return _starting(words("entry"), incomplete)
+    from rondo.study.claims.entry import names
+
+    return _starting(names(), incomplete)
 
 
 def reproducible(incomplete: str) -> list[str]:
     """The names that ``rondo reproduce`` takes."""
-    return _starting(["list", "all", *words("entry")], incomplete)
+    return [*_starting(["list", "all"], incomplete), *entries(incomplete)]
 
 
 def one_of(*choices: str) -> Callable[[str], list[str]]:
@@ -84,41 +101,3 @@ def one_of(*choices: str) -> Callable[[str], list[str]]:
 
 def _starting(known: Iterable[str], incomplete: str) -> list[str]:
     return [word for word in known if word.startswith(incomplete)]
-
-
-@contextlib.contextmanager
-def asked_by_bash() -> Iterator[None]:
-    """Within, a word with ``=``, which bash gives in parts, is one word; completions that are printed have only its
-    last part, which is the one that bash replaces. Does nothing for other shells."""
-    if os.environ.get(VARIABLE) != "complete_bash":
-        yield
-        return
-    line = os.environ["COMP_WORDS"]
-    given = line.split("\n" if "\n" in line else " ")
-    joined, current = joined_words(given, int(os.environ["COMP_CWORD"]))
-    os.environ["COMP_WORDS"] = "\n".join(joined)
-    os.environ["COMP_CWORD"] = str(current)
-    word = joined[current] if current < len(joined) else ""
-    value = word.partition("=")[2] if word.startswith("--") else word
-    before, broken, _ = value.rpartition("=")
-    printed = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(printed):
-            yield
-    finally:
-        for line in printed.getvalue().split():
-            print(line.removeprefix(before + broken))
-
-
-def joined_words(given: list[str], current: int) -> tuple[list[str], int]:
-    """The words of a line without the breaks at ``=``, and the number of the current one among them."""
-    joined: list[str] = []
-    place = current
-    for number, word in enumerate(given):
-        if joined and (word == "=" or joined[-1].endswith("=")):
-            joined[-1] += word
-        else:
-            joined.append(word)
-        if number == current:
-            place = len(joined) - 1
-    return joined, place if current < len(given) else len(joined)
