@@ -69,8 +69,6 @@ class Traits:
     scored_after_adapting: bool = False
     """Scores are of a client's model after :meth:`rondo.algorithm.Algorithm.adapt`. Per-FedAvg's model is made to be
     good after a step on the client's rows, which :meth:`rondo.algorithm.Algorithm.view`, a pure map, cannot take."""
-    divides_batches: bool = False
-    """A client's objective takes the rows of a batch in parts (:meth:`rondo.algorithm.Loss.split`), so no gradient is
-    that of one row."""
-    reads_gradients: bool = False
-    """A client uses gradients of its loss otherwise than for a step, so the noise of a step is not in them."""
+    row_steps: bool = True
+    """A client uses gradients for its steps alone, each a mean of the gradients of single rows. If False, the noise of
+    such a step is not in all that the client sends, or no gradient is of one row."""

@@ -54,10 +54,8 @@ def refused(traits: Traits, *, linear: bool) -> Mapping[Option, str]:
         reasons["client DP, masked"] = both
     if traits.least_squares:
         reasons["example DP"] = "its clients minimise exactly, and noise belongs to the steps of a gradient"
-    elif traits.divides_batches:
-        reasons["example DP"] = "its objective takes the rows of a batch in parts, so no gradient is of one row"
-    elif traits.reads_gradients:
-        reasons["example DP"] = "it sends gradients that it takes from the loss, and noise is in the steps alone"
+    elif not traits.row_steps:
+        reasons["example DP"] = "it uses gradients otherwise than for steps of single rows, and noise is in these alone"
     if not traits.client_ranks:
         reasons["own ranks"] = "it does not define clients of different ranks"
     if traits.least_squares and not traits.keeps.roles:

@@ -48,14 +48,14 @@ TRAITS: Mapping[str, Traits] = {
         exact=False, needs_factors=False, personal=True, keeps=everything, default_head="local"
     ),
     "rondo.algorithms.whole.scaffold:Scaffold": Traits(
-        exact=False, needs_factors=False, weighting="equal", server_step=True, reads_gradients=True
+        exact=False, needs_factors=False, weighting="equal", server_step=True, row_steps=False
     ),
     "rondo.algorithms.whole.ditto:Ditto": Traits(exact=False, needs_factors=False, personal=True),
     "rondo.algorithms.whole.apfl:APFL": Traits(exact=False, needs_factors=False, personal=True),
     "rondo.algorithms.whole.l2gd:L2GD": Traits(exact=False, needs_factors=False, personal=True, server_step=True),
     "rondo.algorithms.whole.fed_mtl:FedMTL": Traits(exact=False, needs_factors=False, personal=True, server_step=True),
     "rondo.algorithms.whole.per_fedavg:PerFedAvg": Traits(
-        exact=True, needs_factors=False, scored_after_adapting=True, divides_batches=True
+        exact=True, needs_factors=False, scored_after_adapting=True, row_steps=False
     ),
     "rondo.algorithms.linear.rolora_linear:RoLoRALinear": Traits(
         exact=False, default_head="frozen", plain_sgd=True, least_squares=True

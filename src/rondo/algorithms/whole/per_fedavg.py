@@ -48,7 +48,7 @@ class PerFedAvg(Algorithm[ServerState]):
     Meta-Learning Approach, NeurIPS 2020, algorithm 1 and section 5.
     """
 
-    traits = Traits(exact=True, needs_factors=False, scored_after_adapting=True, divides_batches=True)
+    traits = Traits(exact=True, needs_factors=False, scored_after_adapting=True, row_steps=False)
     variant: Variant = "hf"
     inner_lr: float = 0.01
     support: float = 0.5

@@ -80,7 +80,7 @@ class Scaffold(Algorithm[ServerState]):
             weighting="equal",
             server_step=True,
             plain_sgd=plain,
-            reads_gradients=not plain,
+            row_steps=plain,
         )
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
