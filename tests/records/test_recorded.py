@@ -137,8 +137,8 @@ def test_claims_of_an_entry_are_those_on_its_page(copy: Path) -> None:
     page = out / "pages" / "facts" / f"{copy.parent.name}.json"
     page.write_text(json.dumps({"paper": "RoLoRA", "item": "Figure 5", "claims": [facts], "seconds": [1, 2]}))
     (claim,) = claims([copy])
-    assert (claim.paper, claim.published, claim.verdict) == ("RoLoRA, Figure 5", "0.05", "holds")
-    assert claim.at_equal_bytes == "open"
+    assert (claim.source, claim.paper, claim.verdict) == ("RoLoRA, Figure 5", "0.05", "holds")
+    assert claim.equal_bytes_per_client == "open"
     page.unlink()
     assert claims([copy]) == []
 

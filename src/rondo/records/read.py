@@ -35,21 +35,10 @@ class _Comparison(pydantic.BaseModel):
     stopped: list[_Listed] = []
 
 
-class _Claim(pydantic.BaseModel):
-    """A claim of an entry's page."""
-
-    claim: str
-    paper: str
-    here: str = "-"
-    seeds: int = 0
-    verdict: str = "open"
-    equal_bytes_per_client: str = "-"
-
-
 class _Facts(pydantic.BaseModel):
     paper: str
     item: str
-    claims: list[_Claim]
+    claims: list[Claim]
 
 
 def folders(paths: Sequence[str | Path]) -> list[tuple[Path, str | None]]:
@@ -135,11 +124,9 @@ def claims(paths: Sequence[Path]) -> list[Claim]:
     decided: list[Claim] = []
     for folder in dict.fromkeys(path.resolve().parent for path in paths):
         facts = _beside(folder.parent / "pages" / "facts" / f"{folder.name}.json", _Facts)
-        if facts is None:
-            continue
-        for claim in facts.claims:
-            numbers = (claim.paper, claim.here, claim.seeds, claim.verdict, claim.equal_bytes_per_client)
-            decided.append(Claim(folder.name, f"{facts.paper}, {facts.item}", claim.claim, *numbers))
+        if facts is not None:
+            source = f"{facts.paper}, {facts.item}"
+            decided += [claim.model_copy(update={"source": source}) for claim in facts.claims]
     return decided
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pydantic
+
 from rondo.privacy.guarantee import Guarantee
 
 
@@ -80,16 +82,15 @@ class Recorded:
         return self.rounds[-1].get("titles", {}) if self.rounds else {}
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A claim of a paper that runs of ``rondo reproduce`` decide: the paper's number, the number of these runs with its
-    95 % interval, and the verdicts at the end of each run and at equal bytes per client."""
+class Claim(pydantic.BaseModel):
+    """A claim of a paper that runs of ``rondo reproduce`` decide, as the facts beside its page have it: the paper's
+    number, the number of these runs with its 95 % interval, and the verdicts at the end of each run and at equal bytes
+    per client. ``source``: the paper, and the place in it."""
 
-    entry: str
-    paper: str
     claim: str
-    published: str
-    here: str
-    seeds: int
-    verdict: str
-    at_equal_bytes: str
+    paper: str
+    here: str = "-"
+    seeds: int = 0
+    verdict: str = "open"
+    equal_bytes_per_client: str = "-"
+    source: str = ""

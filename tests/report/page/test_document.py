@@ -17,7 +17,7 @@ from rondo.report.page import document
 from rondo.report.page.document import page
 from rondo.report.page.markup import script_json
 
-CLAIM = Claim("figure-5", "RoLoRA, Figure 5", "ahead of FFA-LoRA", "0.05", "0.04 [0.03, 0.05]", 5, "holds", "open")
+CLAIM = Claim(claim="ahead of FFA-LoRA", source="RoLoRA, Figure 5", paper="0.05", here="0.04 [0.03, 0.05]", seeds=5)
 
 
 class Elements(HTMLParser):

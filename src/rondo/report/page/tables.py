@@ -169,7 +169,7 @@ def answers(run: Recorded) -> Table | None:
 def claims(decided: Sequence[Claim]) -> Table:
     """Claims of papers with the published number, the one here, and the verdict."""
     rows = [
-        [c.claim, c.paper, c.published, c.here, str(c.seeds), _STRONG.format(c.verdict), c.at_equal_bytes]
+        [c.claim, c.source, c.paper, c.here, str(c.seeds), _STRONG.format(c.verdict), c.equal_bytes_per_client]
         for c in decided
     ]
     here = ("at the end of each run [95 % interval]", "seeds", "verdict", "at equal bytes per client")
