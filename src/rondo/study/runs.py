@@ -18,8 +18,8 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -142,7 +142,7 @@ def made(
     stop: threading.Event | None = None,
     end: float = math.inf,
     shows_rounds: bool = False,
-) -> Iterator[Ended]:
+) -> Generator[Ended, None, None]:
     """Make runs, or go on with them, and yield each as it ends; finished ones too.
 
     ``source``: the command, for faults.
@@ -221,14 +221,15 @@ class Runs:
 
         once, source = {trial.folder: trial for trial in trials}.values(), str(self.folder)
         options: dict[str, Any] = {"processes": processes, "stop": stop, "end": end}
-        for ended in made(once, device, source, watch=lambda trial: nullcontext(Quiet()), **options):
-            if ended.died is not None:
-                raise RunStopped(f"{ended.trial}: {ended.died}; give it more memory, or run fewer at a time")
-            if ended.disk_failed:
-                raise DiskFailed(ended.stopped)
-            if ended.reason is not None:
-                self._note(ended.trial, ended.reason)
-            yield ended.trial, ended.seconds
+        with closing(made(once, device, source, watch=lambda trial: nullcontext(Quiet()), **options)) as ends:
+            for ended in ends:
+                if ended.died is not None:
+                    raise RunStopped(f"{ended.trial}: {ended.died}; give it more memory, or run fewer at a time")
+                if ended.disk_failed:
+                    raise DiskFailed(ended.stopped)
+                if ended.reason is not None:
+                    self._note(ended.trial, ended.reason)
+                yield ended.trial, ended.seconds
 
     def took(self) -> list[float]:
         """Seconds of each run that is finished."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
@@ -79,17 +79,18 @@ def carry_out(
     partitions: dict[str, tuple[str, Any]] = {}
     runs, stopped = dict[Path, dict[str, Any]](), dict[Path, dict[str, Any]]()
     options: dict[str, Any] = {"processes": processes, "given": given, "watch": watch, "stop": stop}
-    for ended in made(trials, device, _SOURCE, shows_rounds=True, **options):
-        path, variant = ended.trial.folder, places[ended.trial.folder]
-        if ended.reason is not None:
-            identity = {"algorithm": variant.label, "seed": variant.config.seed}
-            stopped[path] = {**identity, "run_dir": path.name, "reason": ended.reason}
-            continue
-        with as_written(path):
-            partition = RunDirectory(path).read("partition.json")
-            of_run = numbers(variant, path, question)
-        check_dealt(partitions, variant, path.name, partition)
-        runs[path] = of_run
+    with closing(made(trials, device, _SOURCE, shows_rounds=True, **options)) as ends:  # ends processes on a fault
+        for ended in ends:
+            path, variant = ended.trial.folder, places[ended.trial.folder]
+            if ended.reason is not None:
+                identity = {"algorithm": variant.label, "seed": variant.config.seed}
+                stopped[path] = {**identity, "run_dir": path.name, "reason": ended.reason}
+                continue
+            with as_written(path):
+                partition = RunDirectory(path).read("partition.json")
+                of_run = numbers(variant, path, question)
+            check_dealt(partitions, variant, path.name, partition)
+            runs[path] = of_run
     in_order = ([of[path] for path in places if path in of] for of in (runs, stopped))
     return written(folder, variants, question, *in_order)
 
