@@ -125,7 +125,7 @@ SITE = """
 import json, sys, time
 from pathlib import Path
 from rondo.federation.site.line import connection
-from rondo.federation.site.line.connection import Refused, Unreachable
+from rondo.federation.site.line.connection import TurnedAway, Unreachable
 from rondo.federation.identity.keys import SiteKeys
 from rondo.federation.letter import content_of
 from rondo.federation.site.line.supernode import SuperNode, TooLarge
@@ -146,7 +146,7 @@ for line in sys.stdin:
             told = "none" if message is None else f"letter of {len(content_of(message))}"
             if message is not None:
                 node.answer(message, b"reply")
-    except (Refused, Unreachable, TooLarge) as error:
+    except (TurnedAway, Unreachable, TooLarge) as error:
         told = f"{type(error).__name__}: {error}"
     print(json.dumps([told, memory("VmHWM") - before, time.monotonic() - began]), flush=True)
 """

@@ -27,7 +27,7 @@ from rondo.federation.letter import content_of
 from rondo.federation.plan import Consent
 from rondo.federation.server.line.superlink import SuperLink
 from rondo.federation.site import run as site_program
-from rondo.federation.site.line.connection import Refused, Unreachable
+from rondo.federation.site.line.connection import TurnedAway, Unreachable
 from rondo.federation.site.line.supernode import SuperNode, TooLarge
 
 MEGABYTE = bytes(2**20)
@@ -154,7 +154,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "page that is not there": ({"pull_messages": lambda _: [http(b"<html>", "404 Not Found")]}, "answers 404"),
     "reason of lists": ({"activate_node": lambda _: [http(b"[" * 60_000, "403 No")]}, "answers 403"),
     "reason of a list": ({"activate_node": lambda _: [http(b'{"detail": [1]}', "403 No")]}, "answers 403"),
-    "reason": ({"activate_node": lambda _: [http(b'{"detail": "go away"}', "403 No")]}, "Refused: go away"),
+    "reason": ({"activate_node": lambda _: [http(b'{"detail": "go away"}', "403 No")]}, "TurnedAway: go away"),
     "no HTTP": ({"pull_messages": lambda _: [b"SSH-2.0-OpenSSH\r\n"]}, "Unreachable: "),
     "status of letters": ({"pull_messages": lambda _: [b"HTTP/1.1 abc OK\r\n\r\n"]}, "Unreachable: "),
     "another protocol": ({"pull_messages": lambda _: [b"HTTP/1.1 101 Switch\r\nupgrade: x\r\n\r\n"]}, "Unreachable: "),
@@ -289,7 +289,7 @@ def test_damaged_answers(folder: Path, route: str, seeds: range) -> None:
                     if message is not None:
                         assert len(content_of(message)) <= 2**20
                         node.answer(message, b"reply")
-            except (Refused, Unreachable, TooLarge):
+            except (TurnedAway, Unreachable, TooLarge):
                 pass
             except Exception as error:
                 raise AssertionError(f"seed {seed}") from error

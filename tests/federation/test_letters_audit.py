@@ -39,7 +39,7 @@ from rondo.federation.identity.peers import Voice
 from rondo.federation.server.masked_rounds import MaskedRounds
 from rondo.federation.server.saved_sum import SavedSum
 from rondo.federation.site.audit import Audit
-from rondo.federation.site.ledger import Ledger
+from rondo.federation.site.ledger import SiteLedger
 from rondo.federation.site.opened import Opened
 from rondo.federation.site.sum_allowance import allowance_of
 from rondo.federation.site.sum_state import Learned, SumState
@@ -114,7 +114,7 @@ def federation(folder: Path, voices: list[Voice]) -> tuple[Letters, MaskedRounds
     config, sites = load({"privacy": PRIVACY, **sections}, check_paths=False), dict[str, Sums]()
     for voice, client in zip(voices, CLIENTS, strict=True):
         state = folder / voice.name
-        ledger = Ledger(state, {client.id: [{"text": voice.name}]}, ("text",))
+        ledger = SiteLedger(state, {client.id: [{"text": voice.name}]}, ("text",))
         allowance = allowance_of(config, ledger, OPEN.privacy, "run", lambda line: None)
         facts = (
             "run",
@@ -157,7 +157,7 @@ def audited(folder: Path, voices: list[Voice]) -> tuple[list[NDArray[np.float64]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SiteSession, "masked", noted)
         patch.setattr("os.urandom", random.Random(SEED).randbytes)  # of the noise: no test fails by chance
-        patch.setattr(Ledger, "epsilon", lambda *_, **__: 0.0)  # it takes seconds, and is only told
+        patch.setattr(SiteLedger, "epsilon", lambda *_, **__: 0.0)  # it takes seconds, and is only told
         for k in range(ATTEMPTS):
             round = Round(k, ATTEMPTS, SEED, SITES)
             sent = sent_digest(algorithm.broadcast(state, CLIENTS[0], round), CLIENTS[0], round)

@@ -15,7 +15,7 @@ from desk_line import SITES
 from test_masked_processes import ROUNDS, rounds
 from test_noisy_sums import claimed, noisy, of_rows
 
-from rondo.federation.site.ledger import Ledger
+from rondo.federation.site.ledger import SiteLedger
 from rondo.privacy.accounts.account import read
 
 pytestmark = pytest.mark.slow
@@ -35,7 +35,7 @@ def spent_once(work: Path, more: int = 0, at: str = "") -> None:
     assert [entry.attempt for entry in read(account)] == list(range(ROUNDS))
     for site in SITES:
         count = sum(len(vectors(work, site, attempt)) for attempt in range(ROUNDS)) + (more if site == at else 0)
-        assert [e for *_, e in Ledger(work / f"at-{site}", {}).accounts(1e-5)] == [of_rows(count)]
+        assert [e for *_, e in SiteLedger(work / f"at-{site}", {}).accounts(1e-5)] == [of_rows(count)]
 
 
 @pytest.mark.parametrize(

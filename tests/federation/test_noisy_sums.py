@@ -33,7 +33,7 @@ from rondo.federation.server.masked_rounds import _Sets
 from rondo.federation.site import sums as module
 from rondo.federation.site.audit import Audit
 from rondo.federation.site.contract import Contract
-from rondo.federation.site.ledger import Ledger
+from rondo.federation.site.ledger import SiteLedger
 from rondo.federation.site.sum_allowance import SumAllowance, steps_of
 from rondo.federation.site.sum_state import SumState
 from rondo.federation.site.sums import Sums
@@ -96,7 +96,7 @@ def test_noise_is_the_sites_and_so_is_their_account(place: Path, tmp_path: Path)
         card = (result.run_dir / "adapter" / "README.md").read_text("utf-8")
         assert "differential privacy of clients, against the server too with 1 of the sites" in card
     for site in SITES:
-        assert [e for *_, e in Ledger(tmp_path / f"at-{site}", {}).accounts(1e-5)] == [of_rows(4)]
+        assert [e for *_, e in SiteLedger(tmp_path / f"at-{site}", {}).accounts(1e-5)] == [of_rows(4)]
     assert any(f"ann: epsilon {of_rows(4):.3g} at delta 1e-05" in line for line in line.told)
 
 
@@ -138,7 +138,7 @@ def test_clients_of_one_site_share_its_noise(bert: Path, tmp_path: Path) -> None
     result = parties.run(run, tmp_path / "run")
     assert [(r["skipped"], r["clients"]) for r in result.history] == [(None, 3), (None, 3)]
     assert not parties.errors
-    assert [e for *_, e in Ledger(tmp_path / "at-south", {}).accounts(1e-5)] == [of_rows(2), of_rows(2)]
+    assert [e for *_, e in SiteLedger(tmp_path / "at-south", {}).accounts(1e-5)] == [of_rows(2), of_rows(2)]
 
 
 def test_federation_without_honest_noise_is_refused(place: Path, tmp_path: Path) -> None:
@@ -447,7 +447,7 @@ def test_rows_at_two_clients_of_a_site_count_twice(tmp_path: Path) -> None:
     """A row that both have moves both uploads, and so the vector by four clips."""
     rows = {c: [{"text": f"{c} {i}"} for i in range(5)] for c in ("ann", "bob", "cid")}
     rows["cid"].append(rows["bob"][0])
-    ledger = Ledger(tmp_path, rows, ("text",))
+    ledger = SiteLedger(tmp_path, rows, ("text",))
     assert steps_of(ledger, 8.0, "ann", tuple(rows)) == {(4.0, 1.0): 1}
     assert steps_of(ledger, 8.0, "bob", tuple(rows)) == {(2.0, 1.0): 2}
     assert steps_of(ledger, 8.0, "bob", ("ann", "bob")) == {(4.0, 1.0): 1}

@@ -35,7 +35,7 @@ from rondo.federation.server.run import resume, serve
 from rondo.federation.server.status import status_lines
 from rondo.federation.site import account
 from rondo.federation.site.contract import Contract
-from rondo.federation.site.ledger import FILE, KEY, Ledger
+from rondo.federation.site.ledger import FILE, KEY, SiteLedger
 from rondo.federation.site.private import check_delta
 from rondo.privacy.accounts.account import Entry, read
 from rondo.privacy.accounts.accountant import epsilon
@@ -162,7 +162,7 @@ def test_sites_noise_is_their_own_and_their_account_the_servers(folder: Path, tm
     for site in ("north", "south"):
         state = tmp_path / f"at-{site}"
         assert stat.S_IMODE((state / KEY).stat().st_mode) == 0o600
-        kept = [spent for *_, spent in Ledger(state, {}).accounts(1e-5)]
+        kept = [spent for *_, spent in SiteLedger(state, {}).accounts(1e-5)]
         server = federated.history[-1]["client_epsilon"]
         assert sorted(kept) == sorted(server[c] for c in {"north": ["ann"], "south": ["bob", "cid"]}[site])
         told = "\n".join(account.spent(state))
@@ -180,7 +180,9 @@ def test_round_that_a_killed_server_had_answers_to_counts(folder: Path, tmp_path
     with line.served():
         result = resume(tmp_path / "run", listening(folder))
     told = result.history[-1]["client_epsilon"]
-    kept = {site: [e for *_, e in Ledger(tmp_path / f"at-{site}", {}).accounts(1e-5)] for site in ("north", "south")}
+    kept = {
+        site: [e for *_, e in SiteLedger(tmp_path / f"at-{site}", {}).accounts(1e-5)] for site in ("north", "south")
+    }
     assert kept["north"] == [told["ann"]]
     assert sorted(kept["south"])[1] == told["bob"]
     assert min(kept["south"]) < told["cid"]
@@ -198,7 +200,9 @@ def test_full_disk_at_the_server_ends_no_site(folder: Path, tmp_path: Path, full
             serve(run_of(folder, OF_ROWS), listening(folder), run_dir=tmp_path / "run", device="cpu")
         assert [site for site, kind, *_ in line.heard if kind == "end"] == []
         result = resume(tmp_path / "run", listening(folder))
-    kept = [spent for site in ("north", "south") for *_, spent in Ledger(tmp_path / f"at-{site}", {}).accounts(1e-5)]
+    kept = [
+        spent for site in ("north", "south") for *_, spent in SiteLedger(tmp_path / f"at-{site}", {}).accounts(1e-5)
+    ]
     assert len(result.history) == 3
     assert result.summary["privacy"]["epsilon"] == max(kept)
 
@@ -426,20 +430,20 @@ def test_training_that_a_full_disk_could_not_note_is_none(
 ROWS = [{"text": f"row {i}", "who": i // 2} for i in range(10)]
 
 
-def ledger(folder: Path, rows: Any = ROWS, persons: str | None = None) -> Ledger:
-    return Ledger(folder, {"ann": rows}, ("text",), persons)
+def ledger(folder: Path, rows: Any = ROWS, persons: str | None = None) -> SiteLedger:
+    return SiteLedger(folder, {"ann": rows}, ("text",), persons)
 
 
 PAID = Entry(1.0, 1.0, 1e-5, secret=True, run="run", sampled=0.2)
 
 
-def paid(folder: Path, **options: Any) -> Ledger:
+def paid(folder: Path, **options: Any) -> SiteLedger:
     account = ledger(folder, **options)
     account.spend("ann", replace(PAID, count=7))
     return account
 
 
-def of(account: Ledger) -> float:
+def of(account: SiteLedger) -> float:
     return account.epsilon("ann", 1e-5)
 
 
@@ -465,7 +469,7 @@ def test_account_of_persons_follows_them_to_new_rows(tmp_path: Path) -> None:
     assert of(ledger(tmp_path, new, "who")) == full
     assert of(ledger(tmp_path, new[1:], "who")) == 0.0
     assert of(ledger(tmp_path, new[1:])) == full  # by rows, nobody knows whose they were
-    assert of(Ledger(tmp_path, {"ann": new[1:]}, ("who",))) == full
+    assert of(SiteLedger(tmp_path, {"ann": new[1:]}, ("who",))) == full
     with pytest.raises(ConfigError, match=r"privacy\.persons: row 1 of ann has no 'who'"):
         of(ledger(tmp_path, [{"text": "x"}], "who"))
 

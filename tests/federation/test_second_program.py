@@ -18,7 +18,7 @@ from rondo.errors import ConfigError
 from rondo.federation.identity.keys import SiteKeys
 from rondo.federation.program import FILE, Program, only_program
 from rondo.federation.server.line import places
-from rondo.federation.site.line.supernode import Refused, SuperNode
+from rondo.federation.site.line.supernode import SuperNode, TurnedAway
 
 
 def asked(link: Line, program: Program, name: str = "north") -> int:
@@ -47,7 +47,7 @@ def test_second_program_is_refused_and_all_hear_of_it(tmp_path: Path) -> None:
                 second = supernode(link, Program(("a" * 32,)), [])
                 with (
                     pytest.raises(
-                        Refused, match=r"north is connected already, from 127.0.0.1:.* since .*; this program"
+                        TurnedAway, match=r"north is connected already, from 127.0.0.1:.* since .*; this program"
                     ) as no,
                     second,
                 ):
@@ -195,7 +195,7 @@ def test_program_that_is_refused_leaves_no_connection(tmp_path: Path) -> None:
         before = len(os.listdir("/dev/fd"))
         kept = [supernode(link, Program.fresh(), []) for _ in range(5)]
         for second in kept:
-            with pytest.raises(Refused), second:
+            with pytest.raises(TurnedAway), second:
                 pass
         time.sleep(0.3)
         assert len(os.listdir("/dev/fd")) <= before + 1

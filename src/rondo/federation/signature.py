@@ -57,7 +57,7 @@ def notice_header(text: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Claim:
+class SignedClaim:
     """The headers of a request that say who asks. Nothing of them is known to be true before :meth:`signed_by`."""
 
     public_key: bytes

@@ -205,7 +205,7 @@ class _SignedSet(_Set):
 
 
 @dataclass(frozen=True)
-class _Answered:
+class _AnswerHeader:
     """The header of an answer."""
 
     session: _Session
@@ -221,7 +221,7 @@ def _parts(shape: type[T], data: bytes, largest: int = LARGEST) -> tuple[T, byte
 def _answer(data: bytes, largest: int) -> tuple[int, bytes]:
     """The session and the body of an answer. A refusal is raised as :class:`Rejected`, with its own reason."""
     try:
-        answered, body = _parts(_Answered, data, largest)
+        answered, body = _parts(_AnswerHeader, data, largest)
         return answered.session, body
     except Rejected as rejection:
         try:

@@ -25,7 +25,7 @@ _TIMES = 10
 """Most times that a letter is sent: one that its site dies of would kill it after every restart."""
 
 
-class Line(Protocol):
+class SiteLine(Protocol):
     """A line to sites, such as :class:`rondo.federation.server.line.superlink.SuperLink`."""
 
     def present(self) -> Mapping[str, str]:
@@ -79,7 +79,7 @@ class Sites:
 
     def __init__(
         self,
-        link: Line,
+        link: SiteLine,
         clients: Mapping[str, str],
         *,
         deadline: float | None,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rondo.federation.site.audit import AuditLine
-from rondo.federation.site.ledger import Ledger
+from rondo.federation.site.ledger import SiteLedger
 from rondo.report.terminal import human_bytes
 
 
@@ -48,7 +48,7 @@ def _fault(line: AuditLine) -> str | None:
 
 def spent(folder: Path, delta: float = 1e-5) -> Iterator[str]:
     """Epsilon of the private trainings in a site's ``folder``, per file of rows."""
-    for file, runs, epsilon in Ledger(folder, {}).accounts(delta):
+    for file, runs, epsilon in SiteLedger(folder, {}).accounts(delta):
         many = "run" if runs == 1 else "runs"
         told = f"epsilon {epsilon:.3g} at delta {delta:g}"
         yield f"rows {file}, private in {runs} {many}: {told}, with all private runs on rows among them"

@@ -25,7 +25,7 @@ from rondo.federation.site.behind import Behind
 from rondo.federation.site.contract import Contract
 from rondo.federation.site.disk import Disk
 from rondo.federation.site.joining import Declined, Joining, Offer, for_the_server
-from rondo.federation.site.ledger import Ledger
+from rondo.federation.site.ledger import SiteLedger
 from rondo.federation.site.seat import Seat
 from rondo.federation.site.sums import Sums
 from rondo.records import durable
@@ -84,7 +84,7 @@ class Desk:
     _audit: Audit | None = None
 
     def __post_init__(self) -> None:
-        self.ledger = Ledger(self.folder, self.rows, self.contract.rows.inputs, self.contract.privacy.persons)
+        self.ledger = SiteLedger(self.folder, self.rows, self.contract.rows.inputs, self.contract.privacy.persons)
         rows, tests = self._allowed(self.rows), self._allowed(self.tests)
         columns, least = (*self.contract.rows.inputs, *self.contract.rows.labels), self.contract.training.least_rows
         behind = Behind(self.folder, self.folder / CONSENTED, rows, columns, least, self.told)

@@ -26,7 +26,7 @@ from rondo.federation.plan import NotAPlan, Plan
 from rondo.federation.site import behind, terms
 from rondo.federation.site.behind import Behind
 from rondo.federation.site.contract import Contract
-from rondo.federation.site.ledger import Ledger
+from rondo.federation.site.ledger import SiteLedger
 from rondo.federation.site.sums import of_sum
 from rondo.federation.site.term import Term
 from rondo.params import num_bytes
@@ -84,7 +84,7 @@ class Joining:
     rows: Mapping[str, Rows]
     device: str
     contract: Contract
-    ledger: Ledger
+    ledger: SiteLedger
     behind: Behind | None
     model: str | None = None
     tests: Mapping[str, Rows] = field(default_factory=dict)

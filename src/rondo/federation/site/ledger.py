@@ -44,7 +44,7 @@ class Allowance:
     ``protection``: the run's.
     """
 
-    ledger: Ledger
+    ledger: SiteLedger
     allowed: PrivacyTerms
     run: str
     protection: Entry
@@ -64,7 +64,7 @@ class Allowance:
 
 
 @dataclass
-class Ledger:
+class SiteLedger:
     """The ledger in a site's ``folder``.
 
     ``rows``: the rows of each client, by its id.

@@ -10,7 +10,7 @@ from rondo.config.schema import RunConfig
 from rondo.data.files.tables import Rows
 from rondo.errors import ConfigError
 from rondo.federation.site.contract import PrivacyTerms
-from rondo.federation.site.ledger import Ledger, added
+from rondo.federation.site.ledger import SiteLedger, added
 from rondo.federation.site.sum_allowance import steps_of
 from rondo.federation.site.term import Term
 from rondo.privacy.accounts.account import Steps
@@ -77,7 +77,7 @@ def check_delta(allowed: PrivacyTerms, rows: Mapping[str, Rows]) -> None:
 
 
 def of_training(
-    config: RunConfig, assembly: Assembly, allowed: PrivacyTerms, ledger: Ledger, run: str
+    config: RunConfig, assembly: Assembly, allowed: PrivacyTerms, ledger: SiteLedger, run: str
 ) -> Iterator[Term]:
     """The terms that show once model and rows are there: epsilon of each client's rows after all rounds of ``run``,
     and whatever was spent on them before."""
@@ -93,7 +93,7 @@ def of_training(
         yield Term(f"epsilon of {name}", "within" if kept else "more, after all rounds", words, kept, own)
 
 
-def _steps(config: RunConfig, assembly: Assembly, ledger: Ledger) -> Iterator[tuple[str, Steps]]:
+def _steps(config: RunConfig, assembly: Assembly, ledger: SiteLedger) -> Iterator[tuple[str, Steps]]:
     """The private steps of all rounds, by client."""
     has, noise, members = config.guarantee.protections, config.privacy.noise, assembly.population.members
     if "client-dp" in has:

@@ -21,7 +21,7 @@ from rondo.federation.site import private
 from rondo.federation.site.contract import Contract
 from rondo.federation.site.desk import Desk, Exhausted
 from rondo.federation.site.joining import Declined, Offer
-from rondo.federation.site.line.connection import Refused, Unreachable
+from rondo.federation.site.line.connection import TurnedAway, Unreachable
 from rondo.federation.site.line.reaching import AGAIN, address_of, await_server
 from rondo.federation.site.line.supernode import SuperNode, TooLarge
 from rondo.records import durable
@@ -108,7 +108,7 @@ def _stay_connected(here: _Here, program: Program, stop: threading.Event, *, sta
                 first, lost, turned_away = False, "", ""
                 if not _answer(here.desk, node, stop, stay=stay):
                     return
-        except Refused as refused:
+        except TurnedAway as refused:
             if first or "key" in str(refused):
                 raise ConfigError.at("--keys", f"the server turns it away: {refused}") from None
             # A server that was started anew does not know who is connected.
@@ -149,7 +149,7 @@ def show_plan(
                     return here.desk.joining.offer(Plan.decode(content_of(message)))
                 if stop.wait(_PAUSE):
                     raise StopRequested
-    except Refused as refused:
+    except TurnedAway as refused:
         raise ConfigError.at("--keys", f"the server turns it away: {refused}") from None
     except Unreachable as unreachable:
         raise ConfigError.at("--server", f"{here.address} cannot be reached: {unreachable}") from None

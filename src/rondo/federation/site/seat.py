@@ -23,7 +23,7 @@ from rondo.federation.site.behind import Behind, is_free, work_of
 from rondo.federation.site.contract import Contract
 from rondo.federation.site.disk import Disk
 from rondo.federation.site.joining import Declined
-from rondo.federation.site.ledger import Allowance, Ledger
+from rondo.federation.site.ledger import Allowance, SiteLedger
 from rondo.federation.site.opened import Opened
 from rondo.federation.site.sum_allowance import allowance_of
 from rondo.federation.site.sums import Sums
@@ -50,7 +50,7 @@ class Seat:
     assembly: Assembly
     disk: Disk
     contract: Contract
-    ledger: Ledger
+    ledger: SiteLedger
     behind: Behind | None
     audit: Audit
     voice: Voice | None

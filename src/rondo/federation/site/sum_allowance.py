@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 from rondo.config.schema import RunConfig
 from rondo.federation.site.contract import PrivacyTerms
-from rondo.federation.site.ledger import Ledger
+from rondo.federation.site.ledger import SiteLedger
 from rondo.privacy.accounts.account import Entry
 from rondo.privacy.masking.session import Refused
 
 
-def steps_of(ledger: Ledger, noise: float, client: str, clients: Collection[str]) -> dict[tuple[float, float], int]:
+def steps_of(ledger: SiteLedger, noise: float, client: str, clients: Collection[str]) -> dict[tuple[float, float], int]:
     """The steps on the rows of ``client`` that a vector of ``clients`` is, as the ledger adds them up: those on the
     rows of the clients that share one with it count too.
 
@@ -29,7 +29,7 @@ def steps_of(ledger: Ledger, noise: float, client: str, clients: Collection[str]
     return steps
 
 
-def _of_rows(ledger: Ledger, noise: float, client: str, clients: Collection[str]) -> float:
+def _of_rows(ledger: SiteLedger, noise: float, client: str, clients: Collection[str]) -> float:
     """The noise multiplier of a sum for a row of ``client``. ``noise``, z, is for an upload that is there or zero; with
     one row more or less, an upload of norm ``clip`` can turn around, and so moves by twice the clip, and so do those of
     the clients that have the row too."""
@@ -43,7 +43,7 @@ class SumAllowance:
     ``protection``: the run's.
     """
 
-    ledger: Ledger
+    ledger: SiteLedger
     allowed: PrivacyTerms
     run: str
     protection: Entry
@@ -77,7 +77,7 @@ class SumAllowance:
 
 
 def allowance_of(
-    config: RunConfig, ledger: Ledger, allowed: PrivacyTerms, run: str, told: Callable[[str], None]
+    config: RunConfig, ledger: SiteLedger, allowed: PrivacyTerms, run: str, told: Callable[[str], None]
 ) -> SumAllowance | None:
     """The allowance of a run; None where its sites add no noise to masked uploads."""
     if config.guarantee.noise_from != "sites":

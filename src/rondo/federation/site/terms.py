@@ -21,7 +21,7 @@ from rondo.data.population import Member
 from rondo.federation.plan import Plan
 from rondo.federation.site import private
 from rondo.federation.site.contract import Contract
-from rondo.federation.site.ledger import Ledger
+from rondo.federation.site.ledger import SiteLedger
 from rondo.federation.site.term import Term
 from rondo.models.networks.network import Network
 from rondo.params import AUXILIARY_PREFIX, HEAD_PREFIX, Params, Role, module_of, num_bytes, role
@@ -171,7 +171,7 @@ def of_training(
     assembly: Assembly,
     counts: Mapping[str, int],
     uploads: Sequence[Upload],
-    ledger: Ledger,
+    ledger: SiteLedger,
     run: str,
 ) -> Iterator[Term]:
     """The terms that show once model and rows are there. ``counts``: rows of each client. ``uploads``: its

@@ -24,7 +24,7 @@ from rondo.federation.flower import LARGEST_CHUNK, fleet_pb2, heartbeat_pb2, mes
 from rondo.federation.identity.roster import Enrolled, Roster
 from rondo.federation.program import Program
 from rondo.federation.server.line.callers import PROMPT, Caller
-from rondo.federation.signature import SKEW, Claim
+from rondo.federation.signature import SKEW, SignedClaim
 
 _SMALL, _TREE, _OBJECT = 2**14, 2**20, 2**20 + LARGEST_CHUNK
 ROUTES: Mapping[str, tuple[type[Message], int]] = {
@@ -97,7 +97,7 @@ class Door:
         if request.scope["type"] != "http" or request.method != "POST" or request.scope["path"] not in ROUTES:
             raise Turned(404, "Not Found")
         try:
-            claim = Claim.of(request.headers)
+            claim = SignedClaim.of(request.headers)
         except ValueError:
             raise Turned(401, "the request is not signed") from None
         site = self._signer(claim, request)
@@ -109,7 +109,7 @@ class Door:
             raise Turned(401, "the body is not the one that was signed")
         return Asked(site.name, claim.public_key, claim.program, caller.address, body, request)
 
-    def _signer(self, claim: Claim, request: Request) -> Enrolled:
+    def _signer(self, claim: SignedClaim, request: Request) -> Enrolled:
         """The site that signed a request. Raises :class:`Turned` for a key that is not, or no longer, in the roster."""
         known = self._site_of(claim.public_key)
         if known is None:

@@ -25,7 +25,7 @@ from rondo.federation.flower import (
 )
 from rondo.federation.server.line.door import ROUTES, Asked, Turned
 from rondo.federation.server.line.links import BEAT, Links
-from rondo.federation.server.line.places import Absent, Places, Taken
+from rondo.federation.server.line.places import Absent, Places, PlaceTaken
 from rondo.federation.signature import notice_header
 
 HELD = 20.0
@@ -99,7 +99,7 @@ class Fleet:
             self._places.hear(asked.site, asked.program, asked.address)
         except Absent:
             raise Turned(401, "this program has not connected") from None
-        except Taken as taken:
+        except PlaceTaken as taken:
             self._release(node, False)  # the first one hears of it at once
             raise Turned(409, str(taken)) from None
         self._links.acknowledge_node_heartbeat(node, BEAT)
@@ -111,7 +111,7 @@ class Fleet:
         node = self._links.node_of(asked.site)
         try:
             self._places.enter(asked.site, asked.program, asked.address)
-        except Taken as taken:
+        except PlaceTaken as taken:
             self._release(node, False)
             raise Turned(409, str(taken)) from None
         self._release(node, False)

@@ -20,7 +20,7 @@ _MOST_REFUSED = 100
 """Most programs whose refusals are remembered per place, so as to tell of each once."""
 
 
-class Taken(Exception):
+class PlaceTaken(Exception):
     """A site's place is taken by another program; the message is for the one that is refused."""
 
 
@@ -47,14 +47,14 @@ class Places:
         self._places: dict[str, _Place] = {}
 
     def enter(self, site: str, program: Program, address: str) -> None:
-        """Give ``program`` the place of its site. Raises :class:`Taken`."""
+        """Give ``program`` the place of its site. Raises :class:`PlaceTaken`."""
         now, place = time.monotonic(), self._places.get(site)
         if place is not None and place.program not in program.ids and now - place.heard < SILENCE:
             raise self._taken(site, place, program, address)
         self._places[site] = _Place(program.id, address, _now(), now)
 
     def hear(self, site: str, program: Program, address: str) -> None:
-        """Note that ``program`` is there. Raises :class:`Taken`, and :class:`Absent` where it has to enter first."""
+        """Note that ``program`` is there. Raises :class:`PlaceTaken`, and :class:`Absent` before it has entered."""
         place = self._places.get(site)
         if place is None:
             raise Absent
@@ -74,7 +74,7 @@ class Places:
         notice, place.notice = place.notice, ""
         return notice
 
-    def _taken(self, site: str, place: _Place, program: Program, address: str) -> Taken:
+    def _taken(self, site: str, place: _Place, program: Program, address: str) -> PlaceTaken:
         first, second = f"from {place.address} since {place.since}", f"from {address}"
         if program.id not in place.refused and len(place.refused) < _MOST_REFUSED:
             place.refused.add(program.id)
@@ -85,7 +85,7 @@ class Places:
             )
             advice = "stop it, or if it is not yours have the key revoked"
             place.notice = f"another program with the key of {site}, {second} at {now}, was refused: {advice}"
-        return Taken(
+        return PlaceTaken(
             f"{site} is connected already, {first}; this program, {second}, is refused: "
             "stop the other one, or if it is not yours have the key revoked"
         )

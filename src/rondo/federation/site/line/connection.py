@@ -35,7 +35,7 @@ class NotTheServer(Unreachable):
     """Another program answers at its address."""
 
 
-class Refused(Exception):
+class TurnedAway(Exception):
     """The server turns this site away, with its reason."""
 
 
@@ -69,7 +69,7 @@ class Connection:
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str], largest: int) -> tuple[bytes, str]:
         """The answer to ``body``, at most ``largest`` bytes, and its header ``rondo-notice``. Raises
-        :class:`Unreachable` and :class:`Refused`."""
+        :class:`Unreachable` and :class:`TurnedAway`."""
         response = self._answer("POST", path, headers, body, largest)
         encoding = _header(response, b"content-encoding").lower()
         if encoding not in ("", "identity"):
@@ -78,7 +78,7 @@ class Connection:
             return response.content, _header(response, NOTICE.encode())
         reason = _reason(response.content)
         if 400 <= response.status < 500 and reason is not None:
-            raise Refused(reason)
+            raise TurnedAway(reason)
         raise Unreachable(f"it answers {response.status}{self._through}")
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ from rondo.federation.identity.certificates import public_pem
 from rondo.federation.letter import record
 from rondo.federation.program import Program
 from rondo.federation.signature import notice_in, sign
-from rondo.federation.site.line.connection import Connection, Refused, Unreachable
+from rondo.federation.site.line.connection import Connection, TurnedAway, Unreachable
 
 LARGEST = 2**31
 """Bytes of the largest letter, unless a site's owner says otherwise."""
@@ -73,7 +73,7 @@ class SuperNode:
     ``told``: called with a line of text that the server has for the site's owner.
     ``stop``: once it is set, the server is told that the site goes, and answers a question that it holds.
 
-    Every method raises :class:`Unreachable` and :class:`Refused`.
+    Every method raises :class:`Unreachable` and :class:`TurnedAway`.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class SuperNode:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        with suppress(Unreachable, Refused):
+        with suppress(Unreachable, TurnedAway):
             self._ask(
                 "deactivate-node",
                 fleet_pb2.DeactivateNodeRequest(node_id=self._here.node_id),
@@ -143,7 +143,7 @@ class SuperNode:
                 node=self._here, run_id=metadata.run_id, message_object_id=metadata.message_id
             )
             self._ask("confirm-message-received", received, message_pb2.ConfirmMessageReceivedResponse)
-        except (Refused, _Withdrawn):  # a site that is turned away hears it again at its next question
+        except (TurnedAway, _Withdrawn):  # a site that is turned away hears it again at its next question
             return None
         except (ValueError, LookupError, TypeError, RecursionError):
             raise Unreachable("it sends what is no letter") from None
@@ -244,7 +244,7 @@ class SuperNode:
         gone = fleet_pb2.DeactivateNodeRequest(node_id=self._here.node_id)
         answer = heartbeat_pb2.SendNodeHeartbeatResponse
         while not self._over.wait(_LOOK):
-            with suppress(Unreachable, Refused):
+            with suppress(Unreachable, TurnedAway):
                 if self._asking and self._stop.is_set():
                     self._asked(self._pulse, "deactivate-node", gone, fleet_pb2.DeactivateNodeResponse, _SMALL)
                     break
