@@ -88,7 +88,7 @@ def read(shape: type[T], reason: str, what: str, text: bytes) -> T:
     except pydantic.ValidationError as error:
         fault = error.errors(include_url=False)[0]
         path = ".".join(str(part) for part in fault["loc"] if part == fault["loc"][0] or isinstance(part, int))
-        wanted = fault["msg"].removeprefix("Value error, ").replace("Input ", "").replace("String ", "")
+        wanted = re.sub("^(Value error, |Input |String )", "", fault["msg"]).replace("a valid tuple", "a list [...]")
         raise Rejected(reason, f"{what}: {path} {wanted}, got {short(fault['input'])}") from None
 
 
