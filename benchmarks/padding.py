@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from workloads import WORKLOADS, alpaca_texts, tokenizer
 
-from rondo.engine.client.batches import batches
-from rondo.tasks.language.stores.token_store import TextExample
+from rondo.engine.client.plain_step import batches
+from rondo.tasks.language.token_store import TextExample
 
 
 def share(steps: Sequence[Sequence[TextExample]]) -> float:

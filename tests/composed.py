@@ -14,12 +14,11 @@ from rondo.data.population import Population
 from rondo.engine.client.cohorts import Cohorts
 from rondo.engine.client.flops import Flops
 from rondo.engine.client.job import Job
-from rondo.engine.crew import Workers
 from rondo.engine.faults import Rehearsal
 from rondo.engine.scoring import Scorer
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.server.rounds import Server
-from rondo.engine.simulation import Simulation
+from rondo.engine.simulation import Simulation, Workers
 from rondo.engine.transport import Answer, Observer, Transport, Turnout, Work
 from rondo.engine.wire.envelope import Identity
 from rondo.models.networks.network import Base, Network

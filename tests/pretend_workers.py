@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rondo.engine.crew import JobResult
+from rondo.engine.simulation import JobResult
 
 Train = Callable[[bytes, str, bytes], bytes]
 

@@ -18,18 +18,15 @@ from rondo.algorithm import Client, Round, Shared
 from rondo.algorithms.table import Rule
 from rondo.algorithms.wrappers.robust import Robust
 from rondo.data.population import Population
-from rondo.engine.client.holdings import Holdings
 from rondo.engine.client.local_round import LocalRound
-from rondo.engine.client.party import LOST, NONE, Party
-from rondo.engine.remote import RemoteTransport
-from rondo.engine.remote_scoring import RemoteScorer
+from rondo.engine.client.party import LOST, NONE, Holdings, Party
+from rondo.engine.remote import RemoteScorer, RemoteTransport
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.server.rounds import Server
 from rondo.engine.wire import serialization
 from rondo.engine.wire.envelope import Identity
 from rondo.engine.wire.letters import Reply, Request
-from rondo.engine.wire.parcel import Parcel
-from rondo.engine.wire.start import StartVersions, start_of
+from rondo.engine.wire.parcel import Parcel, StartVersions, start_of
 from rondo.engine.wire.strict import Rejected
 from rondo.lowrank import GrowingSum
 from rondo.params import num_bytes, pick

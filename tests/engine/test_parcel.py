@@ -11,12 +11,12 @@ import torch
 from rondo import algorithms
 from rondo.algorithm import Client, Round, Shared
 from rondo.algorithms.table import TABLE
-from rondo.engine.client.holdings import Holdings, Lacking
+from rondo.engine.client.party import Holdings, Lacking
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.wire import serialization
 from rondo.engine.wire.envelope import Identity
 from rondo.engine.wire.letters import Request
-from rondo.engine.wire.versions import sent_digest, sum_version
+from rondo.engine.wire.parcel import sent_digest, sum_version
 from rondo.lowrank import GrowingSum, LowRank
 from rondo.testing.run import Run, problems
 

@@ -26,12 +26,12 @@ from rondo.engine.scoring import scores, spread
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.transport import Observer
 from rondo.engine.wire import serialization
-from rondo.engine.wire.versions import version
+from rondo.engine.wire.parcel import version
 from rondo.lowrank import GrowingSum, LowRank, total
 from rondo.params import HEAD_PREFIX, adapted_modules, head, num_bytes, pick
 from rondo.privacy.sums import sum as sums
 from rondo.privacy.sums.sampling import sample
-from rondo.tasks.language.stores.token_store import TextExample
+from rondo.tasks.language.token_store import TextExample
 from tiny_federation import (
     ALONE,
     EVERY_HEAD,

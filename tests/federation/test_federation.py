@@ -27,7 +27,7 @@ from rondo.algorithm import ClientFailed, Shared
 from rondo.data.demo.digits import digits
 from rondo.engine.simulation import Simulation
 from rondo.engine.transport import Turnout
-from rondo.engine.wire import start
+from rondo.engine.wire import parcel
 from rondo.federation.identity import keys
 from rondo.federation.site import seat
 from rondo.federation.site.start_over import start_over
@@ -158,7 +158,7 @@ def test_sites_that_make_a_tensor_of_the_start_otherwise(
     differing: dict[str, Tensor] = {}
 
     def start_of(*args: Any) -> Shared:
-        params = start.start_of(*args).params
+        params = parcel.start_of(*args).params
         name = next(n for n in params if n.endswith(".R"))
         differing[name] = params[name]
         return Shared({**params, name: params[name].nextafter(torch.tensor(1.0))})

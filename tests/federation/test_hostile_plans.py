@@ -19,9 +19,8 @@ from desks import Make, asked, contract, with_
 from rondo.config.schema import RunConfig
 from rondo.data.labels import MOST
 from rondo.engine.wire.letters import Reply, Request
-from rondo.engine.wire.parcel import Parcel
+from rondo.engine.wire.parcel import Parcel, version
 from rondo.engine.wire.strict import Rejected
-from rondo.engine.wire.versions import version
 from rondo.federation.plan import Consent, End, NotAPlan, Plan
 from rondo.federation.site.terms import of_plan
 from small_runs import reviews

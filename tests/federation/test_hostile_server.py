@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from parties import ROWS
 
 from rondo.algorithm import Client, Round, Shared
-from rondo.engine.wire import serialization, start
+from rondo.engine.wire import parcel, serialization
 from rondo.engine.wire.envelope import Identity
 from rondo.engine.wire.letters import Reply, Request
 from rondo.engine.wire.parcel import Parcel
@@ -53,7 +53,7 @@ def test_start_is_made_on_the_servers_threads(
 
     def start_of(*args: Any) -> Shared:
         seen.append(torch.get_num_threads())
-        return start.start_of(*args)
+        return parcel.start_of(*args)
 
     monkeypatch.setattr(seat, "start_of", start_of)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
@@ -250,7 +250,7 @@ def test_request_that_is_none(plan: Plan, request_: Request, tmp_path: Path, des
 
 def test_tensors_of_other_shapes(plan: Plan, request_: Request, tmp_path: Path, desk: Make) -> None:
     """Versions that are right, of tensors that do not fit the model."""
-    from rondo.engine.wire.versions import version
+    from rondo.engine.wire.parcel import version
 
     here = desk(tmp_path)
     assert asked(here, plan).clients

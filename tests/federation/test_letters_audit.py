@@ -33,7 +33,7 @@ from rondo.config import load
 from rondo.engine.transport import Answer, Turnout, Work
 from rondo.engine.wire import masked
 from rondo.engine.wire.envelope import Identity
-from rondo.engine.wire.versions import sent_digest
+from rondo.engine.wire.parcel import sent_digest
 from rondo.federation.identity import keys
 from rondo.federation.identity.peers import Voice
 from rondo.federation.server.masked_rounds import MaskedRounds

@@ -16,7 +16,7 @@ from test_masked_kills import served
 
 from rondo.engine.wire.letters import Request
 from rondo.engine.wire.masked import AskReady
-from rondo.engine.wire.versions import version
+from rondo.engine.wire.parcel import version
 from rondo.errors import RunStopped
 
 

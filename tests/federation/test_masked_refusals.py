@@ -21,8 +21,8 @@ from test_masked_kills import served
 
 from rondo.engine.wire import masked
 from rondo.engine.wire.letters import Reply, Request
+from rondo.engine.wire.parcel import version
 from rondo.engine.wire.strict import Rejected
-from rondo.engine.wire.versions import version
 from rondo.federation.identity.keys import SiteKeys
 from rondo.federation.identity.peers import Voice
 from rondo.federation.letter import SUMS

@@ -11,7 +11,7 @@ import transformers
 from families import AUTO, FAMILIES, tokenizer
 
 from rondo.errors import ConfigError
-from rondo.models.loading.decoder_inputs import check_decoder
+from rondo.models.loading.checks import check_decoder
 from rondo.tasks.language.seq2seq_lm import DecoderStart, decoder_start, shifted
 
 WORDS = tokenizer()

@@ -25,11 +25,10 @@ from rondo.models.loading import peft
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.networks.network import Base
 from rondo.models.networks.rows import Rows
-from rondo.models.shortcuts.choose import shorten
-from rondo.models.shortcuts.end_to_end import RowsApart, lay_end_to_end
+from rondo.models.shortcuts.choose import RowsApart, lay_end_to_end, shorten
 from rondo.params import Params
 from rondo.tasks.language.causal_lm import CausalLM
-from rondo.tasks.language.stores.token_store import TextExample
+from rondo.tasks.language.token_store import TextExample
 from small_runs import settings as run_settings
 from small_runs import write_rows
 

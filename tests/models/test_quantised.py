@@ -119,7 +119,7 @@ def test_4_bits_have_gradients_after_scoring(trains_first: bool, tmp_path: Path)
 @pytest.mark.parametrize("wrong", [lambda w: w.flip(-1), lambda w: w * 1.3, lambda w: w * torch.nan])
 def test_4_bits_that_are_read_wrongly_are_refused(wrong: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = rounded.unpacked
-    monkeypatch.setattr("rondo.models.loading.quantised.unpacked", lambda packed, state: wrong(right(packed, state)))
+    monkeypatch.setattr("rondo.models.loading.checks.unpacked", lambda packed, state: wrong(right(packed, state)))
     with pytest.raises(
         ConfigError, match=r"model\.quantization: on this processor model\.layers\.0\.\S+ gives another"
     ):

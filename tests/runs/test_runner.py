@@ -36,8 +36,8 @@ from rondo.results import evaluate, export
 from rondo.runs import assemble, card, runner
 from rondo.runs.wrapping import make_algorithm
 from rondo.tasks.language.causal_lm import CausalLM
-from rondo.tasks.language.sequences.classification import SequenceClassification
-from rondo.tasks.language.stores.token_store import TextExample
+from rondo.tasks.language.sequences import SequenceClassification
+from rondo.tasks.language.token_store import TextExample
 from small_runs import Rows, reviews, save_tiny_bert, save_tiny_gpt2, save_tiny_pythia, settings, write_rows
 
 Run = Callable[..., runner.RunResult]

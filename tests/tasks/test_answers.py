@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from rondo.config.inputs import TaskConfig
-from rondo.tasks.language.answering.answers import answers_of
-from rondo.tasks.language.answering.question_answering import QuestionAnswering
+from rondo.tasks.language.answering.question_answering import QuestionAnswering, answers_of
 
 CONTEXT = "Rome was not built in a day. In Rome."
 PAIR = {"text": ["Rome", "a day"], "answer_start": [0, 22]}

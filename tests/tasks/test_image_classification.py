@@ -19,10 +19,8 @@ from rondo.engine.client.trainer import CohortTrainer
 from rondo.errors import ConfigError
 from rondo.records.directory import RunDirectory
 from rondo.report.rows import account
-from rondo.tasks.images.batches import cropped_and_flipped, normalized
-from rondo.tasks.images.image_classification import ImageClassification
+from rondo.tasks.images.image_classification import ImageClassification, ImageExample, cropped_and_flipped, normalized
 from rondo.tasks.images.reading import opened
-from rondo.tasks.images.store import ImageExample
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))

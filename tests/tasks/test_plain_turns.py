@@ -8,7 +8,7 @@ import pytest
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from rondo.tasks.language.plain_turns import Frame, frame_of
+from rondo.tasks.language.conversation import Frame, frame_of
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

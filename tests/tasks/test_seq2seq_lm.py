@@ -11,8 +11,7 @@ import transformers
 
 from pair_rows import requests, save_tiny, unigrams
 from rondo.tasks.language.language_model import IGNORED
-from rondo.tasks.language.seq2seq_lm import DecoderStart, Seq2SeqLM
-from rondo.tasks.language.stores.pair_store import PairExample
+from rondo.tasks.language.seq2seq_lm import DecoderStart, PairExample, Seq2SeqLM
 
 ROWS = requests(5)
 WORDS = unigrams()

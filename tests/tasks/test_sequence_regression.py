@@ -19,8 +19,8 @@ from choice_rows import save_tiny_llama
 from rondo.config import load
 from rondo.config.inputs import TaskConfig
 from rondo.runs.watching.result import RunResult
-from rondo.tasks.language.sequences.sequence_regression import SequenceRegression
-from rondo.tasks.language.stores.token_store import TextExample
+from rondo.tasks.language.sequences import SequenceRegression
+from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.number_scores import NumberTally
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 

@@ -15,8 +15,8 @@ from torch import Tensor
 import tiny
 from rondo.models.networks.rows import Rows
 from rondo.tasks.language.causal_lm import CausalLM
-from rondo.tasks.language.sequences.classification import SequenceClassification
-from rondo.tasks.language.stores.token_store import TextExample
+from rondo.tasks.language.sequences import SequenceClassification
+from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.task import Task
 
 BOS, EOS = 2, 3

@@ -202,7 +202,7 @@ def _linear(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
 
 TABLE: dict[str, Kind] = {
     "sequence-classification": Kind(
-        cls="rondo.tasks.language.sequences.classification:SequenceClassification",
+        cls="rondo.tasks.language.sequences:SequenceClassification",
         inputs="text",
         auto="AutoModelForSequenceClassification",
         outputs=None,
@@ -214,7 +214,7 @@ TABLE: dict[str, Kind] = {
         checks=_classification,
     ),
     "sequence-regression": Kind(
-        cls="rondo.tasks.language.sequences.sequence_regression:SequenceRegression",
+        cls="rondo.tasks.language.sequences:SequenceRegression",
         inputs="text",
         auto="AutoModelForSequenceClassification",
         outputs=1,

@@ -20,14 +20,14 @@ from rondo.data.population import Population
 from rondo.engine.client.fitting import Fitting
 from rondo.engine.client.flops import Flops
 from rondo.engine.client.local_round import LocalRound
-from rondo.engine.crew import Workers
 from rondo.engine.faults import in_training
 from rondo.engine.scoring import Scorer
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.server.rounds import Server, first_state
+from rondo.engine.simulation import Workers
 from rondo.engine.transport import Transport
 from rondo.engine.wire.envelope import Identity
-from rondo.engine.wire.start import StartVersions
+from rondo.engine.wire.parcel import StartVersions
 from rondo.models.forms.model import Model
 from rondo.models.shortcuts.prefix import Prefix
 from rondo.params import Params

@@ -15,7 +15,7 @@ from rondo import own_code
 from rondo.config.checks import check_code
 from rondo.config.schema import RunConfig
 from rondo.engine.client.memory import budget
-from rondo.engine.crew import Workers
+from rondo.engine.simulation import Workers
 from rondo.errors import ConfigError, Problem
 from rondo.records import durable
 from rondo.records.directory import RunDirectory

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rondo.engine.client.memory import freed_memory_kept
-from rondo.engine.crew import Workers
+from rondo.engine.simulation import Workers
 from rondo.engine.transport import Observer
 from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested, visible
 from rondo.models.kernels.out_of_memory import is_out_of_memory

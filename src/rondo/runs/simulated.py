@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from rondo.engine.client.cohorts import Cohorts, cohort_threads, one_cohort
 from rondo.engine.client.memory import activation_bytes
-from rondo.engine.crew import ByWorkers, Workers
 from rondo.engine.faults import Rehearsal, are_rehearsed
-from rondo.engine.simulation import Crew, InProcess, Simulation
+from rondo.engine.simulation import ByWorkers, Crew, InProcess, Simulation, Workers
 from rondo.engine.transport import Transport
 from rondo.engine.wire.envelope import Identity
 from rondo.params import Params

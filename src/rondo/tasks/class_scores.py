@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from rondo.errors import ConfigError, visible
-from rondo.tasks.logits import wide
 from rondo.tasks.number_scores import ranks
-from rondo.tasks.task import Batch, Scores, Task
+from rondo.tasks.task import Batch, Scores, Task, wide
 
 _SHOWN = 24
 """Most characters of a class's name in the title of a score."""
@@ -50,7 +49,7 @@ class ClassTask(Task):
 
     @property
     def titles(self) -> Mapping[str, str]:
-        """See :attr:`rondo.tasks.task.Task.titles`: the class or the classes whose F1 ``f1`` is."""
+        """The class or the classes whose F1 ``f1`` is."""
         each = {_f1_of(name): _f1_of(_short(name)) for name in self.labels} if self.per_class else {}
         place = self._positive
         if place is not None:
@@ -67,8 +66,7 @@ class ClassTask(Task):
         return None if name is None else self.labels.index(name)
 
     def loss(self, logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
-        """See :meth:`rondo.tasks.task.Task.loss`: cross-entropy, one target per row; logits (rows, classes). Raises
-        ValueError for logits of another shape."""
+        """Cross-entropy, one target per row; logits (rows, classes). Raises ValueError for logits of another shape."""
         wanted = (len(targets["labels"]), len(self.labels))
         if logits.shape != wanted:
             raise ValueError(f"the network's output is {tuple(logits.shape)}, and rows and classes are {wanted}")
@@ -76,13 +74,12 @@ class ClassTask(Task):
         return losses, torch.ones_like(targets["labels"])
 
     def predicted(self, logits: Tensor) -> list[dict[str, Any]]:
-        """See :meth:`rondo.tasks.task.Task.predicted`: ``label`` and its ``probability``; logits (rows, classes)."""
+        """``label`` and its ``probability``; logits (rows, classes)."""
         largest = logits.float().softmax(-1).max(-1)
         pairs = zip(largest.indices.tolist(), largest.values.tolist(), strict=True)
         return [{"label": self.labels[label], "probability": probability} for label, probability in pairs]
 
     def tally(self) -> ClassTally:
-        """See :meth:`rondo.tasks.task.Task.tally`."""
         named = self.labels if self.per_class else ()
         return ClassTally(len(self.labels), self._positive, weighted=self.average == "weighted", named=named)
 
@@ -111,7 +108,6 @@ class ClassTally:
         self.loss = 0.0
 
     def add(self, logits: Tensor, batch: Batch) -> None:
-        """See :class:`rondo.tasks.task.Tally`."""
         labels = batch["labels"]
         self.loss += float(functional.cross_entropy(logits.float(), labels, reduction="sum"))
         self.true += labels.tolist()
@@ -119,7 +115,6 @@ class ClassTally:
         self.logits.append(logits.detach().float().cpu())
 
     def scores(self) -> Scores:
-        """See :class:`rondo.tasks.task.Tally`."""
         count = len(self.true)
         if count == 0:
             none = dict.fromkeys(("accuracy", "f1", "matthews", "auc", "loss", *map(_f1_of, self.named)))

@@ -49,13 +49,11 @@ class NumberTally:
         self.predicted: list[Tensor] = []
 
     def add(self, output: Tensor, targets: Batch) -> None:
-        """See :class:`rondo.tasks.task.Tally`."""
         y = targets["y"].double().cpu()
         self.true.append(y)
         self.predicted.append(output.double().cpu().reshape(y.shape))
 
     def scores(self) -> Scores:
-        """See :class:`rondo.tasks.task.Tally`."""
         if not self.true:
             return {"pearson": None, "spearman": None, "mse": None, "examples": 0}
         y, predicted = torch.cat(self.true), torch.cat(self.predicted)

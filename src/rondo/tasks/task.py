@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeAlias
 
@@ -16,12 +18,40 @@ from rondo.config.inputs import TaskConfig
 from rondo.errors import ConfigError
 from rondo.lowrank import GrowingSum
 from rondo.params import Params
-from rondo.tasks.example_store import ExampleStore
-from rondo.tasks.predictor import Predictor, batches
 from rondo.tasks.row_checks import Row, RowProblem
 
 if TYPE_CHECKING:
     from rondo.tasks.language.output_layer import OutputLayer
+
+
+class Predictor(Protocol):
+    """A trained model, with every tensor in its place. It takes tensors on any device."""
+
+    @property
+    def batch_size(self) -> int:
+        """Most rows of a call."""
+
+    def output(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The network's output for ``inputs``, as :meth:`rondo.tasks.task.Task.collate` gives them."""
+
+    def generated(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Token ids of the text that follows each prompt (ids), in their order. Raises
+        :class:`rondo.errors.ConfigError` for a model that generates none, and for prompts that leave no room."""
+
+
+def batches(costs: Sequence[int], size: int, *, one_cost: bool = False) -> Iterator[list[int]]:
+    """Numbers of rows, at most ``size`` at a time, by ascending cost. ``one_cost``: those of a batch have the same."""
+    order = sorted(range(len(costs)), key=costs.__getitem__)
+    groups = [list(group) for _, group in groupby(order, costs.__getitem__)] if one_cost else [order]
+    for group in groups:
+        for start in range(0, len(group), size):
+            yield group[start : start + size]
+
+
+def wide(logits: Tensor) -> Tensor:
+    """Cast bfloat16 logits to float32, which a loss needs; return wider ones as they are."""
+    return logits.float() if logits.element_size() < 4 else logits
+
 
 Batch: TypeAlias = Mapping[str, Tensor]
 Scores: TypeAlias = dict[str, float | None]
@@ -52,10 +82,12 @@ class Store(Protocol):
 
     def cost(self, number: int) -> int:
         """The cost of example ``number``."""
+        return int(self[number].cost)
 
     def account(self) -> Mapping[str, float]:
         """Numbers about all examples for the record of a run. Text: rows and tokens, and how many of them were cut to
         fit ``task.max_length``, and lost by it. Pictures: the range of floats. Empty if there is nothing to tell."""
+        return {}
 
     def sha256(self) -> str:
         """Digest of all examples in their order."""
@@ -295,3 +327,28 @@ class Task(ABC):
     def store(self) -> Store:
         """An empty store for this task's examples."""
         return ExampleStore(self.collate)
+
+
+class ExampleStore(Store):
+    """All examples of a run. ``collate`` is the task's: the digest covers the tensors that each example becomes."""
+
+    def __init__(self, collate: Callable[[Sequence[Any]], tuple[Mapping[str, Tensor], Mapping[str, Tensor]]]) -> None:
+        self._collate = collate
+        self._examples: list[Any] = []
+
+    def add(self, examples: Iterable[Any]) -> range:
+        first = len(self._examples)
+        self._examples.extend(examples)
+        return range(first, len(self._examples))
+
+    def __getitem__(self, number: int) -> Any:
+        return self._examples[number]
+
+    def sha256(self) -> str:
+        digest = hashlib.sha256()
+        for example in self._examples:
+            for part in self._collate([example]):
+                for name, tensor in sorted(part.items()):
+                    digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+                    digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()

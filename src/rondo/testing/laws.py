@@ -19,7 +19,7 @@ from rondo.algorithm import Algorithm, Mean, Upload
 from rondo.algorithms.formulas import WholeNumbers
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.wire import serialization
-from rondo.engine.wire.versions import sent_digest
+from rondo.engine.wire.parcel import sent_digest
 from rondo.params import AUXILIARY_PREFIX, Params, Select, body, buffer, down, head, nothing, pick, up, whole
 from rondo.testing.laws_of_runs import (
     law_cohort,

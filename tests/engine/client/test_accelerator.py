@@ -27,13 +27,12 @@ from rondo.engine.client.trainer import CohortTrainer
 from rondo.models.kernels.precision import Kernels, apply, choose
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.networks.rows import Rows, to_device
-from rondo.models.shortcuts.first_token import first_token_only
+from rondo.models.shortcuts.choose import first_token_only, split_off
 from rondo.models.shortcuts.prefix import Prefix
-from rondo.models.shortcuts.target_logits import split_off
 from rondo.params import Params, add_client_axis
 from rondo.tasks.language.causal_lm import CausalLM
-from rondo.tasks.language.sequences.classification import SequenceClassification
-from rondo.tasks.language.stores.token_store import TextExample
+from rondo.tasks.language.sequences import SequenceClassification
+from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.task import Task
 
 CUDA = torch.device("cuda")

@@ -14,14 +14,14 @@ from test_cohorts import ADAMW, EXACT, assert_law, config, make, trained
 import rondo
 import tiny
 from rondo import algorithms
-from rondo.engine.client.accumulation import mean_loss, split
+from rondo.engine.client.plain_step import mean_loss, split
 from rondo.errors import ConfigError
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.networks.rows import Rows
-from rondo.models.shortcuts import target_logits
+from rondo.models.shortcuts.choose import split_off
 from rondo.params import Params
 from rondo.tasks.language.causal_lm import CausalLM
-from rondo.tasks.language.stores.token_store import TextExample
+from rondo.tasks.language.token_store import TextExample
 
 FAST = ("fedit", "florg")
 SLOW = pytest.mark.slow
@@ -59,7 +59,7 @@ def test_loss_and_gradients_are_those_of_the_whole_batch(
     if own_output:
         tensors = {n: t[0] for n, t in tiny.factors(SITES, 1, clients=1).items()}
         tried = task.collate([TextExample((4, 5), (4, 5))])[0]
-        task = task.with_output(target_logits.split_off(NETWORK, tensors, tried))
+        task = task.with_output(split_off(NETWORK, tensors, tried))
 
     def passed(groups: Any) -> Any:
         rows = Rows.of(groups, task.lengths)

@@ -29,12 +29,12 @@ from rondo.engine.client.memory import Budget, activation_bytes, budget
 from rondo.engine.server.gate import Gate
 from rondo.engine.transport import Answer
 from rondo.models.networks.adapted_network import AdaptedNetwork
-from rondo.models.shortcuts import target_logits
+from rondo.models.shortcuts.choose import split_off
 from rondo.params import Packed, Params
 from rondo.runs.wrapping import with_policies
 from rondo.tasks.language.causal_lm import CausalLM
-from rondo.tasks.language.stores.token_store import TextExample
 from rondo.tasks.language.text import TextTask
+from rondo.tasks.language.token_store import TextExample
 from tiny_federation import HEADS, HEADS_OF_KINDS, POISON, Task
 
 SIZES = {"ann": 3, "bob": 9, "cid": 6, "dee": 1}
@@ -112,7 +112,7 @@ def language(name: str) -> Composed:
         prompted = [TextExample(ids, (-100,) * (len(ids) // 2) + ids[len(ids) // 2 :]) for ids in rows]
         members[client] = Member(Client(client, size), tuple(prompted), ())
     task = CausalLM(tiny.tokenizer("llama"), "text", (), None, 32)
-    task = task.with_output(target_logits.split_off(network, initial, task.collate(members["ann"].train)[0]))
+    task = task.with_output(split_off(network, initial, task.collate(members["ann"].train)[0]))
     return Composed(algorithms.get(name), network, task, Population(members, (), {}), config(**ADAMW), initial)
 
 

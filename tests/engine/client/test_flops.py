@@ -21,8 +21,8 @@ from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.networks.network import Network
 from rondo.models.networks.whole_network import WholeNetwork
 from rondo.params import Select, add_client_axis, body, down, everything, head, up
-from rondo.tasks.language.sequences.classification import SequenceClassification
-from rondo.tasks.language.stores.token_store import TextExample
+from rondo.tasks.language.sequences import SequenceClassification
+from rondo.tasks.language.token_store import TextExample
 from tiny_federation import POISON, SIZES, config, make, population
 
 

@@ -16,7 +16,7 @@ from torch.func import functional_call
 import tiny
 from rondo.algorithm import Client, ClientFailed, Fit, Loss, Round
 from rondo.config import ClientsConfig, TrainConfig
-from rondo.engine.client.batches import batches
+from rondo.engine.client.plain_step import batches
 from rondo.engine.client.trainer import CohortTrainer
 from rondo.engine.faults import FailingTrainer
 from rondo.models.kernels.precision import Kernels, apply
@@ -24,8 +24,8 @@ from rondo.models.networks.adapted_layer import Site
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.params import Params, add_client_axis, down, everything, head, up
 from rondo.privacy.steps.steps import Chance
-from rondo.tasks.language.sequences.classification import SequenceClassification
-from rondo.tasks.language.stores.token_store import TextExample
+from rondo.tasks.language.sequences import SequenceClassification
+from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.task import Batch
 
 LABELS = ("no", "yes", "maybe")

@@ -11,8 +11,8 @@ from test_diagnostics import play
 
 from rondo import algorithms
 from rondo.algorithm import Algorithm, Client, Round, Upload
-from rondo.engine.server import cost
-from rondo.engine.server.cost import AggregationCost
+from rondo.engine.server import exchange
+from rondo.engine.server.exchange import AggregationCost
 from rondo.engine.wire import serialization
 from rondo.params import Packed
 
@@ -69,7 +69,7 @@ def test_freed_memory_is_taken_again() -> None:
 def test_arrival_of_uploads_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """An upload is trained while it is asked for, in the same thread: a hundred seconds and 4 MB each."""
     now = [0.0]
-    monkeypatch.setattr(cost.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(exchange.time, "perf_counter", lambda: now[0])
     trained = []
 
     def arriving() -> Iterator[Upload]:

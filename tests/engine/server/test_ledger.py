@@ -9,7 +9,7 @@ import torch
 
 from rondo.algorithm import Shared
 from rondo.engine.server.ledger import Ledger
-from rondo.engine.wire import versions
+from rondo.engine.wire import parcel
 from rondo.lowrank import GrowingSum, LowRank
 
 OUT, IN = 4, 12  # 48 numbers, a chunk of rank 1 has 16: a stack of more than three chunks is dense
@@ -53,11 +53,11 @@ def test_client_is_not_believed_in_what_it_was_never_sent() -> None:
 
 def test_versions_of_freed_tensors_are_forgotten() -> None:
     tensors = [torch.full((3,), float(i)) for i in range(5)]
-    before = len(versions._versions)
-    assert len(set(map(versions.version, tensors))) == 5
-    assert len(versions._versions) == before + 5
+    before = len(parcel._versions)
+    assert len(set(map(parcel.version, tensors))) == 5
+    assert len(parcel._versions) == before + 5
     tensors.clear()
-    assert len(versions._versions) == before
+    assert len(parcel._versions) == before
 
 
 def test_states_that_no_client_holds_are_forgotten() -> None:

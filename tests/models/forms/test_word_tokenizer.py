@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rondo.config.inputs import TaskConfig
-from rondo.models.forms.builtin.word_tokenizer import WordTokenizer, hashed
-from rondo.tasks.language.sequences.classification import SequenceClassification
+from rondo.models.forms.builtin.words import WordTokenizer, hashed
+from rondo.tasks.language.sequences import SequenceClassification
 
 TOKENIZER = WordTokenizer(partial(hashed, size=8192))
 

@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
-from rondo.models.kernels.frozen_norm import use_frozen_norms
+from rondo.models.kernels.precision import use_frozen_norms
 
 WIDTH = 24
 NORMS: dict[str, Callable[[], nn.Module]] = {

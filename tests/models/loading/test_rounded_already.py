@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
-from rondo.models.loading.quantised import rounded_already
+from rondo.models.loading.checks import rounded_already
 
 NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 

@@ -15,7 +15,7 @@ import tiny
 from rondo.models.kernels import attention
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.networks.rows import Rows
-from rondo.models.shortcuts.first_token import AllTokensMatter, first_token_only
+from rondo.models.shortcuts.choose import AllTokensMatter, first_token_only
 from rondo.params import Params
 
 

@@ -17,8 +17,7 @@ from rondo.models.networks.whole_network import WholeNetwork
 from rondo.models.shortcuts import head_inputs
 from rondo.models.shortcuts.head_inputs import HeadInputsRefused, head_layer
 from rondo.params import Params, Select, add_client_axis, everything, head
-from rondo.tasks.images.image_classification import ImageClassification
-from rondo.tasks.images.store import ImageExample
+from rondo.tasks.images.image_classification import ImageClassification, ImageExample
 from rondo.tasks.numbers.linear import LinearRegression
 from rondo.tasks.task import Task
 

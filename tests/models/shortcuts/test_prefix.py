@@ -24,14 +24,14 @@ from rondo.algorithm import Client, Round
 from rondo.config import load
 from rondo.data.population import Member, Population
 from rondo.models.networks.adapted_network import AdaptedNetwork
-from rondo.models.networks.agreement import rounding
-from rondo.models.shortcuts.first_token import first_token_only
+from rondo.models.networks.network import rounding
+from rondo.models.shortcuts.choose import first_token_only
 from rondo.models.shortcuts.prefix import Prefix, PrefixRefused
 from rondo.params import Params, add_client_axis
 from rondo.runs.assemble import assemble
 from rondo.tasks.language.causal_lm import CausalLM
-from rondo.tasks.language.sequences.classification import SequenceClassification
-from rondo.tasks.language.stores.token_store import TextExample
+from rondo.tasks.language.sequences import SequenceClassification
+from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.task import Task
 from small_runs import reviews, save_tokenizer, settings, write_rows
 

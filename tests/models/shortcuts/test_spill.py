@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rondo.models.shortcuts.spill import Spill
+from rondo.models.shortcuts.prefix import Spill
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from rondo.engine.client.memory import activation_bytes
 from rondo.models.kernels import precision
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.networks.rows import Rows
-from rondo.models.shortcuts.target_logits import LogitsNeeded, split_off
+from rondo.models.shortcuts.choose import LogitsNeeded, split_off
 from rondo.params import Params
 from rondo.tasks.language.causal_lm import CausalLM
-from rondo.tasks.language.stores.token_store import TextExample
+from rondo.tasks.language.token_store import TextExample
 
 EXAMPLES = (  # two clients of two rows each: prompts, padding, and a row that is all target
     TextExample((5, 6, 7, 8, 9, 3), (-100, -100, -100, 8, 9, 3)),

@@ -26,7 +26,7 @@ from rondo.privacy.mechanism.secret import SecretStream
 from rondo.privacy.steps import private_step
 from rondo.privacy.steps.private_step import PrivateSteps, add_noise, clipped_sums
 from rondo.tasks.language.causal_lm import CausalLM
-from rondo.tasks.language.sequences.classification import SequenceClassification
+from rondo.tasks.language.sequences import SequenceClassification
 from rondo.tasks.task import Task
 
 LABELS = ("no", "yes", "maybe")

@@ -1,22 +1,84 @@
-"""A client of a network: it has its own rows, keeps its own tensors, and answers one request at a time."""
+"""A client of a network: it has its own rows, keeps its own tensors and those that its server sent, and answers one
+request at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from torch import Tensor
+
 from rondo.algorithm import Client, Shared, Upload
 from rondo.data.population import Member
-from rondo.engine.client.holdings import Holdings, Lacking
 from rondo.engine.client.local_round import LocalRound
 from rondo.engine.scoring import Scorer
 from rondo.engine.transport import Answer
 from rondo.engine.wire import serialization
 from rondo.engine.wire.envelope import Envelope, encode_upload
 from rondo.engine.wire.letters import Reply, Request
+from rondo.engine.wire.parcel import Parcel, held_versions, sum_version, version
 from rondo.engine.wire.strict import PROTOCOL
+from rondo.lowrank import GrowingSum
 from rondo.params import Params
 from rondo.tasks.task import Example
+
+
+class Lacking(Exception):
+    """A parcel counts on something that the client does not have, after a loss of its disk for example.
+
+    ``names``: names of tensors, and module paths of base changes.
+    """
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__(f"not held: {', '.join(names)}")
+        self.names = names
+
+
+@dataclass
+class Holdings:
+    """Tensors and base changes, each as the client received it last, or made it at the start."""
+
+    params: dict[str, Tensor] = field(default_factory=dict)
+    base: dict[str, GrowingSum] = field(default_factory=dict)
+
+    @staticmethod
+    def made(start: Shared, parcel: Parcel) -> Holdings:
+        """The part of ``start``, which the client made itself, that ``parcel`` counts on: tensors of its versions, and
+        base changes of its digests. On another machine the last bit of some may differ; these are sent."""
+        return Holdings(
+            {name: t for name, t in start.params.items() if version(t) == parcel.versions.get(name)},
+            {path: change for path, change in start.base.items() if sum_version(change) == parcel.made.get(path)},
+        )
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return held_versions(self.params, self.base)
+
+    def take(self, parcel: Parcel) -> Shared:
+        """The broadcast that ``parcel`` is a part of. Tensors and chunks inside are kept for later parcels.
+
+        Raises :class:`Lacking`, and then keeps nothing, and drops base changes that another machine has rounded
+        otherwise, which are sent whole; ValueError where a tensor inside has not the version that the
+        parcel says.
+        """
+        for name, tensor in parcel.params.items():
+            if version(tensor) != parcel.versions.get(name):
+                raise ValueError(f"{name} does not have the version that the parcel says")
+        params = {**self.params, **parcel.params}
+        lacking = [n for n, v in parcel.versions.items() if n not in params or version(params[n]) != v]
+        base = dict(self.base)
+        for path, growth in parcel.base.items():
+            try:
+                base[path] = growth.onto(self.base.get(path))
+            except ValueError:
+                lacking.append(path)
+        other = [p for p, digest in parcel.sums.items() if p in base and sum_version(base[p]) != digest]
+        self.base = {path: change for path, change in self.base.items() if path not in other}
+        if lacking or other:
+            raise Lacking([*lacking, *other])
+        self.params, self.base = params, base
+        return Shared({n: params[n] for n in parcel.versions}, {path: base[path] for path in parcel.base})
+
 
 NONE, LOST = -1, -2
 """Attempts that are none: none has counted yet, or what was kept of it is given up."""
@@ -39,7 +101,7 @@ class Party:
     withheld: Callable[[Answer], str | None]
     """Gives the reason why an upload must not leave; None if it may."""
     start: Callable[[Client], Shared] | None
-    """Makes the start of the run (:mod:`rondo.engine.wire.start`); None once it is not needed any more."""
+    """Makes the start of the run (:mod:`rondo.engine.wire.parcel`); None once it is not needed any more."""
     holdings: Holdings = field(default_factory=Holdings)
     pending: tuple[int, Params] | None = None
     """The last attempt that the client trained in, and what it keeps if that attempt counts."""

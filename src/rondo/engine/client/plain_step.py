@@ -1,18 +1,156 @@
-"""Steps without privacy, of one client or of a cohort."""
+"""Steps without privacy, of one client or of a cohort: their batches, drawn from a stream of the run's seed, the loss
+in parts of a batch, and the step."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from rondo.config.schema import TrainConfig
-from rondo.engine.client.batches import stream_of
+from rondo.data.units import Units
 from rondo.models.networks.rows import to_device
+from rondo.params import Params
 from rondo.privacy.steps.steps import Chance, Taken, Training
 from rondo.tasks.task import Example
+
+Part: TypeAlias = Callable[[Params], tuple[Tensor, Tensor]]
+"""The sum of the losses of some rows and the number of their targets, both of shape (K,), given the network's
+tensors."""
+
+
+def split(batch: Sequence[Sequence[Example]], size: int | None) -> list[list[Sequence[Example]]]:
+    """A batch, one group of examples per client, in parts of at most ``size`` examples of each; None keeps it whole."""
+    longest = max(map(len, batch))
+    step = longest if size is None else size
+    return [[group[start : start + step] for group in batch] for start in range(0, longest, step)]
+
+
+def mean_loss(parts: Sequence[Part], seen: Params) -> Tensor:
+    """Each client's mean loss over the targets of all parts, shape (K,). With several parts it is differentiable once.
+
+    ``seen``: the network's tensors, with a client axis.
+    """
+    names = [n for n, t in seen.items() if t.requires_grad]
+    if len(parts) > 1 and names and torch.is_grad_enabled():
+        losses: Tensor = _Accumulated.apply(parts, seen, names, *(seen[n] for n in names))  # type: ignore[no-untyped-call]
+        return losses
+    sums, counts = _added(part(seen) for part in parts)
+    return sums / counts
+
+
+def _added(pairs: Any) -> tuple[Tensor, Tensor]:
+    sums, counts = zip(*pairs, strict=True)
+    return sum(sums[1:], sums[0]), sum(counts[1:], counts[0]).clamp_min(1)
+
+
+class _Accumulated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parts: Sequence[Part], seen: Params, names: Sequence[str], *tensors: Tensor) -> Tensor:
+        totals = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in tensors]
+
+        def differentiated(part: Part) -> tuple[Tensor, Tensor]:
+            with torch.enable_grad():
+                leaves = [t.detach().requires_grad_() for t in tensors]
+                sums, counts = part({**seen, **dict(zip(names, leaves, strict=True))})
+                total_loss = sums.sum()
+            if sums.requires_grad:
+                # A client's sum depends on the client's own tensors only, so one pass gives every client its gradient.
+                grads = torch.autograd.grad(total_loss, leaves, allow_unused=True)
+                for total, grad in zip(totals, grads, strict=True):
+                    if grad is not None:
+                        total += grad
+            return sums.detach(), counts
+
+        sums, counts = _added(map(differentiated, parts))
+        ctx.save_for_backward(counts, *totals)
+        return sums / counts
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        counts, *totals = ctx.saved_tensors
+        share = grad / counts
+        return None, None, None, *(t * share.to(t.dtype).reshape(-1, *[1] * (t.dim() - 1)) for t in totals)
+
+
+_GROUPED_BATCHES = 50
+"""Length grouping sorts within this many batches at a time, so batches still differ between epochs."""
+
+
+def batches(
+    examples: Sequence[Example], size: int, generator: torch.Generator, *, group_by_length: bool, least: int = 1
+) -> Iterator[list[Example]]:
+    """One epoch of batches, in an order drawn from ``generator``. ``group_by_length`` puts rows of similar length in
+    one batch, which saves padding; the order of the batches is still random. A last, smaller batch of fewer than
+    ``least`` examples joins those before it."""
+    order = torch.randperm(len(examples), generator=generator).tolist()
+    if group_by_length:
+        window = size * _GROUPED_BATCHES
+        pools = [order[i : i + window] for i in range(0, len(order), window)]
+        order = [i for pool in pools for i in sorted(pool, key=lambda i: examples[i].cost, reverse=True)]
+    groups = [order[i : i + size] for i in range(0, len(order), size)]
+    while len(groups) > 1 and len(groups[-1]) != size and len(groups[-1]) < least:
+        rest = groups.pop()
+        groups[-1] = groups[-1] + rest
+    if group_by_length:
+        groups = [groups[i] for i in torch.randperm(len(groups), generator=generator).tolist()]
+    for group in groups:
+        yield [examples[i] for i in group]
+
+
+def stream_of(
+    examples: Sequence[Example], generator: torch.Generator, config: TrainConfig, steps: int | None, epochs: int
+) -> Iterator[list[Example]]:
+    """Batches of ``epochs`` epochs, or of ``steps`` steps over as many epochs as they take; more of them where examples
+    come in blocks."""
+    units = Units.of(examples)
+    if len(units) < len(examples):
+        yield from _of_blocks(examples, units, generator, config, steps, epochs)
+        return
+    done = 0
+    while (done < steps) if steps is not None else (epochs > 0):
+        epochs -= 1
+        for batch in batches(examples, config.batch_size, generator, group_by_length=config.length_grouping):
+            if steps is not None and done == steps:
+                return
+            done += 1
+            yield batch
+
+
+def _of_blocks(
+    examples: Sequence[Example],
+    blocks: Sequence[Sequence[int]],
+    generator: torch.Generator,
+    config: TrainConfig,
+    steps: int | None,
+    epochs: int,
+) -> Iterator[list[Example]]:
+    """As :func:`stream_of`. A pass over a part of the examples is one over whole blocks, which are drawn, and no step
+    is of fewer examples than the smallest block has, except where all are. So what is behind several trainings differs
+    by blocks. ``blocks``: the places of each one's examples."""
+    size, least = config.batch_size, min(map(len, blocks))
+    left = steps if steps is not None else epochs * math.ceil(len(examples) / size)
+    while left > 0:
+        places = [i for block in _drawn(blocks, left * size, generator) for i in block]
+        seen = examples if len(places) == len(examples) else [examples[i] for i in sorted(places)]
+        yield from batches(seen, size, generator, group_by_length=config.length_grouping, least=least)
+        left -= math.ceil(len(seen) / size)
+
+
+def _drawn(blocks: Sequence[Sequence[int]], count: int, generator: torch.Generator) -> Iterator[Sequence[int]]:
+    """Blocks of at least ``count`` examples together, drawn at random; all where these are no more."""
+    if sum(map(len, blocks)) <= count:
+        yield from blocks
+        return
+    for number in torch.randperm(len(blocks), generator=generator).tolist():
+        if count <= 0:
+            return
+        count -= len(blocks[number])
+        yield blocks[number]
 
 
 class PlainSteps:

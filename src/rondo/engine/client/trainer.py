@@ -31,10 +31,9 @@ from rondo.algorithm import (
     split_rows,
 )
 from rondo.config.schema import ClientsConfig, PrivacyConfig, TrainConfig
-from rondo.engine.client.accumulation import Part, mean_loss, split
 from rondo.engine.client.flops import Flops
 from rondo.engine.client.least_squares import minimiser
-from rondo.engine.client.plain_step import PlainSteps
+from rondo.engine.client.plain_step import Part, PlainSteps, mean_loss, split
 from rondo.errors import ConfigError, StopRequested
 from rondo.models.networks.network import Base, Network
 from rondo.models.networks.rows import Rows, to_device

@@ -5,7 +5,7 @@ counts the rest. A version is a digest of a tensor's content, so an unchanged te
 missed rounds is brought up to date. The version of a base change is its number of chunks: a client is sent the chunks
 it lacks, or the sum where that is smaller. Only payload bytes count: elements times element size.
 
-A client that comes for the first time has the run's start, which it makes itself (:mod:`rondo.engine.wire.start`).
+A client that comes for the first time has the run's start, which it makes itself (:mod:`rondo.engine.wire.parcel`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rondo.algorithm import Client, Shared, Upload
-from rondo.engine.wire.parcel import Parcel
-from rondo.engine.wire.start import StartVersions
-from rondo.engine.wire.versions import BASE, held_versions
+from rondo.engine.wire.parcel import BASE, Parcel, StartVersions, held_versions
 from rondo.params import num_bytes
 
 _STATES = 64

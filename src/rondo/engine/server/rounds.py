@@ -9,9 +9,8 @@ from typing import Any
 
 from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Upload, Weight
 from rondo.config.schema import RunConfig
-from rondo.engine.server.cost import AggregationCost
 from rondo.engine.server.diagnostics import diagnose
-from rondo.engine.server.exchange import Exchange, RoundContext, noted
+from rondo.engine.server.exchange import AggregationCost, Exchange, RoundContext, noted
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.transport import Observer, Transport
 from rondo.engine.wire import serialization

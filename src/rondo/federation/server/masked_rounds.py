@@ -19,9 +19,8 @@ from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Upload
 from rondo.engine.remote import RemoteTransport
 from rondo.engine.transport import Answer, Turnout, Work
 from rondo.engine.wire import masked
-from rondo.engine.wire.parcel import Parcel
+from rondo.engine.wire.parcel import Parcel, sent_digest, sum_version
 from rondo.engine.wire.strict import Rejected
-from rondo.engine.wire.versions import sent_digest, sum_version
 from rondo.federation.letter import SUMS
 from rondo.federation.server.saved_sum import Complete, SavedSum
 from rondo.federation.server.sites import Sites

@@ -22,10 +22,9 @@ from rondo.data.files.room import Room
 from rondo.data.labels import MOST
 from rondo.data.population import Member
 from rondo.data.sources import Source, read_rows
-from rondo.engine.crew import Workers
-from rondo.engine.remote import RemoteTransport
-from rondo.engine.remote_scoring import RemoteScorer
+from rondo.engine.remote import RemoteScorer, RemoteTransport
 from rondo.engine.server.ranks import client_ranks
+from rondo.engine.simulation import Workers
 from rondo.engine.transport import Transport
 from rondo.engine.wire.envelope import Identity
 from rondo.errors import ConfigError, Problem

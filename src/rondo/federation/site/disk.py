@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
-from rondo.engine.client.holdings import Holdings
-from rondo.engine.client.party import LOST, NONE, Party
+from rondo.engine.client.party import LOST, NONE, Holdings, Party
 from rondo.engine.wire import serialization
 from rondo.params import Params
 from rondo.records import durable

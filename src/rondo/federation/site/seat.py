@@ -14,7 +14,7 @@ from rondo.algorithm import Client, Shared
 from rondo.data.population import Member
 from rondo.engine.client.local_round import LocalRound
 from rondo.engine.client.party import Party
-from rondo.engine.wire.start import start_of
+from rondo.engine.wire.parcel import start_of
 from rondo.federation.identity.peers import Voice
 from rondo.federation.plan import Plan
 from rondo.federation.site import terms

@@ -19,8 +19,8 @@ from rondo.engine.client.party import Party
 from rondo.engine.wire import masked
 from rondo.engine.wire.envelope import decode_upload
 from rondo.engine.wire.letters import Request
+from rondo.engine.wire.parcel import sent_digest
 from rondo.engine.wire.strict import Rejected, short
-from rondo.engine.wire.versions import sent_digest
 from rondo.federation.identity.peers import Voice
 from rondo.federation.letter import SUMS
 from rondo.federation.site.audit import Audit

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from rondo.models.kernels.out_of_memory import is_out_of_memory
 from rondo.process import seeded
-from rondo.tasks.predictor import batches
 from rondo.tasks.row_checks import from_zero
+from rondo.tasks.task import batches
 
 _TRIED_TOKENS = 4
 """New tokens that padding is tried with: with the second, the cache is read."""

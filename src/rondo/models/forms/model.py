@@ -19,8 +19,7 @@ from rondo.models.networks.call import output_of
 from rondo.models.networks.network import Base, Network
 from rondo.models.shortcuts.prefix import Prefix
 from rondo.params import Params, add_client_axis, on_device
-from rondo.tasks.predictor import Predictor
-from rondo.tasks.task import Batch, Example, Task
+from rondo.tasks.task import Batch, Example, Predictor, Task
 
 Form = Literal["adapter", "merged", "weights", "tensors"]
 """The form of a result: a PEFT adapter, a whole model of transformers, the state of a module, or the tensors of a
@@ -161,7 +160,7 @@ class Outline(ABC):
 
 @dataclass(frozen=True)
 class NetworkPredictor:
-    """A :class:`rondo.tasks.predictor.Predictor`: Rondo's network with the tensors ``seen`` (no client axis)."""
+    """A :class:`rondo.tasks.task.Predictor`: Rondo's network with the tensors ``seen`` (no client axis)."""
 
     model: Model
     seen: Params
@@ -170,16 +169,13 @@ class NetworkPredictor:
 
     @property
     def batch_size(self) -> int:
-        """See :class:`rondo.tasks.predictor.Predictor`."""
         return self.how.batch_size
 
     @torch.no_grad()
     def output(self, inputs: Batch) -> Tensor:
-        """See :class:`rondo.tasks.predictor.Predictor`."""
         network = self.model.network
         seen = add_client_axis(on_device(self.seen, network.device))
         return network(seen, network.on_device(self.base), on_device(inputs, network.device))
 
     def generated(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-        """See :class:`rondo.tasks.predictor.Predictor`."""
         return self.model.generated(self.seen, self.base, prompts, self.how)

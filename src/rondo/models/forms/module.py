@@ -48,18 +48,15 @@ class WholeModel(Model):
 
     @property
     def form(self) -> Form:
-        """See :attr:`rondo.models.forms.model.Model.form`."""
         return "weights"
 
     def shorten(self, task: Task, examples: Sequence[Example]) -> tuple[Task, None]:
-        """See :meth:`rondo.models.forms.model.Model.shorten`. The only shortcut is to keep the inputs of the head,
-        where whole tensors are trained."""
+        """The only shortcut is to keep the inputs of the head, where whole tensors are trained."""
         if self.network.head_alone:
             self.shortcuts = keep_head_inputs(self.network, task, examples, self.simulation)
         return task, None
 
     def record(self) -> Mapping[str, Any]:
-        """See :meth:`rondo.models.forms.model.Model.record`."""
         return {"kernels": kernels_of(self.network, self.precision), **self.shortcuts}
 
     def save(self, folder: Path, seen: Params, base: Base, labels: Sequence[str]) -> None:
@@ -70,8 +67,8 @@ class WholeModel(Model):
         write_labels(folder, labels)
 
     def read(self, folder: Path) -> tuple[Params, Base]:
-        """See :meth:`rondo.models.forms.model.Model.read`. The module gets all tensors that the network does not take,
-        and weights with their factors added, so factors are zero."""
+        """The module gets all tensors that the network does not take, and weights with their factors added, so factors
+        are zero."""
         file, module = folder / WEIGHTS, self.network.module
         try:
             state = safetensors.torch.load_file(file)
@@ -92,7 +89,7 @@ class WholeModel(Model):
         return seen, {}
 
     def verified(self, folder: Path, seen: Params, base: Base, task: Task, rows: Callable[[], Batch]) -> Verification:
-        """See :meth:`rondo.models.forms.model.Model.verified`: on rows of the run."""
+        """On rows of the run."""
         batch, stock = rows(), self.fresh()
         stock.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS), strict=True)
         stock.to(task.precision)

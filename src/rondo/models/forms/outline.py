@@ -28,6 +28,7 @@ from rondo.models.forms.module import trained_names
 from rondo.models.forms.row_limits import RowLimits, rotary_turn, row_limits
 from rondo.models.forms.transformer import StockPredictor, Transformer, load_base, load_transformer
 from rondo.models.loading import peft
+from rondo.models.loading.checks import rounded_already
 from rondo.models.loading.given import copied, copied_tokenizer
 from rondo.models.loading.pretrained import (
     Pretrained,
@@ -41,7 +42,6 @@ from rondo.models.loading.pretrained import (
     locate,
     own_classes,
 )
-from rondo.models.loading.quantised import rounded_already
 from rondo.models.networks.adapted_layer import Site
 from rondo.process import no_warnings
 from rondo.tasks.make import make as make_task
@@ -98,12 +98,10 @@ class TransformerOutline(Outline):
     """The model with its weights, if a program gave it."""
 
     def load(self, config: RunConfig, device: torch.device) -> Transformer:
-        """See :meth:`rondo.models.forms.model.Outline.load`."""
         with nullcontext() if self.loaded or Path(self.name).exists() else asked("model.name", self.name, "models"):
             return load_transformer(config, self.name, self.known, self.tokenizer, self.limits, device, self.loaded)
 
     def stock(self, config: RunConfig, folder: Path, check: Check) -> tuple[Any, Any]:
-        """See :meth:`rondo.models.forms.model.Outline.stock`."""
         base = load_base(config, self.name, self.known, self.tokenizer, config.seed)
         check(identity(base.module, self.tokenizer))
         adapted = (folder / "adapter_config.json").is_file()
@@ -112,7 +110,7 @@ class TransformerOutline(Outline):
     def predictor(
         self, config: RunConfig, folder: Path, device: torch.device, how: Generation, check: Check
     ) -> StockPredictor:
-        """See :meth:`rondo.models.forms.model.Outline.predictor`: the model as stock libraries load it."""
+        """The model as stock libraries load it."""
         module, tokenizer = self.stock(config, folder, check)
         return StockPredictor(module.to(device), tokenizer, self.limits, how)
 

@@ -43,11 +43,9 @@ class OwnModel(Model):
 
     @property
     def form(self) -> Form:
-        """See :attr:`rondo.models.forms.model.Model.form`."""
         return "tensors"
 
     def record(self) -> Mapping[str, Any]:
-        """See :meth:`rondo.models.forms.model.Model.record`."""
         reason = "a network of one's own is used as it is"
         return {"kernels": {"dtype": str(self.precision).removeprefix("torch."), "reason": reason}}
 
@@ -66,8 +64,7 @@ class OwnModel(Model):
         write_labels(folder, labels)
 
     def read(self, folder: Path) -> tuple[Params, Base]:
-        """See :meth:`rondo.models.forms.model.Model.read`. Raises :class:`ConfigError` for tensors of another
-        network."""
+        """Raises :class:`ConfigError` for tensors of another network."""
         file = folder / RESULT
         try:
             tensors = safetensors.torch.load_file(file)
@@ -102,8 +99,7 @@ class OwnOutline(Outline):
     problems: Sequence[Problem] = ()
 
     def load(self, config: RunConfig, device: torch.device) -> OwnModel | WholeModel:
-        """See :meth:`rondo.models.forms.model.Outline.load`. A ``torch.nn.Module`` is trained as the configuration
-        says."""
+        """A ``torch.nn.Module`` is trained as the configuration says."""
         network = self._made(config)
         if isinstance(network, nn.Module):
             return whole_model(config, lambda: self._made(config), self.task, device)

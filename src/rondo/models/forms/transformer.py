@@ -26,6 +26,7 @@ from rondo.models.kernels.precision import apply, choose
 from rondo.models.kernels.quiet import quiet
 from rondo.models.loading import peft
 from rondo.models.loading.merged import merge_adapter
+from rondo.models.loading.misfits import listed
 from rondo.models.loading.pretrained import (
     Pretrained,
     auto,
@@ -35,15 +36,13 @@ from rondo.models.loading.pretrained import (
     loading,
     public_name,
 )
-from rondo.models.loading.report import listed
 from rondo.models.loading.result_factors import adapter_factors, truncated
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.networks.call import output_of
 from rondo.models.networks.network import Base, Network
-from rondo.models.shortcuts.choose import Shortened, shorten
+from rondo.models.shortcuts.choose import Shortened, put_back, shorten
 from rondo.models.shortcuts.head_inputs import keep_head_inputs
 from rondo.models.shortcuts.prefix import Prefix
-from rondo.models.shortcuts.target_logits import put_back
 from rondo.params import HEAD_PREFIX, Params, on_device
 from rondo.tasks.language.output_layer import OutputLayer
 from rondo.tasks.task import Batch, Example, Task
@@ -77,16 +76,13 @@ class Transformer(Model):
 
     @property
     def pad_token_id(self) -> int | None:
-        """See :attr:`rondo.models.forms.model.Model.pad_token_id`."""
         used = getattr(self.network.module.config, "pad_token_id", None)
         return None if used == getattr(self.known, "pad_token_id", None) else used
 
     def record(self) -> Mapping[str, Any]:
-        """See :meth:`rondo.models.forms.model.Model.record`."""
         return {"unused_weights": self.unused, "quantizer": self.quantizer, "kernels": self.kernels}
 
     def generated(self, seen: Params, base: Base, prompts: Sequence[Sequence[int]], how: Generation) -> list[list[int]]:
-        """See :meth:`rondo.models.forms.model.Model.generated`."""
         longest = max(map(len, prompts), default=0)
         if (fault := self.limits.fault(longest, how.max_new_tokens, f"a prompt of {longest} tokens")) is not None:
             raise ConfigError.at(how.option, fault)
@@ -94,12 +90,11 @@ class Transformer(Model):
             return answers(module, self.tokenizer, prompts, how)
 
     def read(self, folder: Path) -> tuple[Params, Base]:
-        """See :meth:`rondo.models.forms.model.Model.read`. The result is the start of the loaded network."""
+        """The result is the start of the loaded network."""
         return self.network.initial, {}
 
     @property
     def notes(self) -> Sequence[str]:
-        """See :attr:`rondo.models.forms.model.Model.notes`."""
         renamed = key_mapping(tasks.TABLE[self.config.task.kind], self.known)
         if self.form == "adapter" and renamed is not None:
             return (
@@ -150,18 +145,15 @@ class AdaptedTransformer(Transformer):
 
     @property
     def form(self) -> Form:
-        """See :attr:`rondo.models.forms.model.Model.form`."""
         return "adapter"
 
     def shorten(self, task: Task, examples: Sequence[Example]) -> tuple[Task, Prefix | None]:
-        """See :meth:`rondo.models.forms.model.Model.shorten`."""
         simulation, packing = self.config.simulation, self.config.train.packing
         self.shortened = shorten(self.network, task, examples, simulation, packing=packing)
         self.output = self.shortened.output
         return task if self.output is None else task.with_output(self.output), self.shortened.prefix
 
     def record(self) -> Mapping[str, Any]:
-        """See :meth:`rondo.models.forms.model.Model.record`."""
         return {**super().record(), **self.shortened.record()}
 
     def save(self, folder: Path, seen: Params, base: Base, labels: Sequence[str]) -> None:
@@ -178,21 +170,18 @@ class AdaptedTransformer(Transformer):
         )
 
     def truncated(self, seen: Params, base: Base, rank: int) -> tuple[Params, float]:
-        """See :meth:`rondo.models.forms.model.Model.truncated`."""
         return truncated(tuple(self.network.sites.values()), seen, base, rank)
 
     def rank(self, seen: Params, base: Base) -> int:
-        """See :meth:`rondo.models.forms.model.Model.rank`."""
         factors = adapter_factors(tuple(self.network.sites.values()), seen, base)
         return max(a.shape[0] for a, _, _ in factors.values())
 
     def merged(self) -> MergedTransformer:
-        """See :meth:`rondo.models.forms.model.Model.merged`."""
         parts = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
         return MergedTransformer(**{**parts, "identity": {}})
 
     def verified(self, folder: Path, seen: Params, base: Base, task: Task, rows: Callable[[], Batch]) -> Verification:
-        """See :meth:`rondo.models.forms.model.Model.verified`: on a batch that needs no rows."""
+        """On a batch that needs no rows."""
         return self._compared(self._stock(folder), seen, base, *task.trial_batch())
 
     def _stock(self, folder: Path) -> torch.nn.Module:
@@ -210,7 +199,6 @@ class MergedTransformer(AdaptedTransformer):
 
     @property
     def form(self) -> Form:
-        """See :attr:`rondo.models.forms.model.Model.form`."""
         return "merged"
 
     def save(self, folder: Path, seen: Params, base: Base, labels: Sequence[str]) -> None:
@@ -234,17 +222,15 @@ class WholeTransformer(Transformer):
 
     @property
     def form(self) -> Form:
-        """See :attr:`rondo.models.forms.model.Model.form`."""
         return "merged"
 
     def shorten(self, task: Task, examples: Sequence[Example]) -> tuple[Task, None]:
-        """See :meth:`rondo.models.forms.model.Model.shorten`. The only shortcut is to keep the inputs of the head."""
+        """The only shortcut is to keep the inputs of the head."""
         if self.network.head_alone:
             self.head_inputs = keep_head_inputs(self.network, task, examples, self.config.simulation)
         return task, None
 
     def record(self) -> Mapping[str, Any]:
-        """See :meth:`rondo.models.forms.model.Model.record`."""
         return {**super().record(), **Shortened().record(), **self.head_inputs}
 
     def save(self, folder: Path, seen: Params, base: Base, labels: Sequence[str]) -> None:
@@ -252,14 +238,14 @@ class WholeTransformer(Transformer):
         self._save_whole(folder, self.network.module, state_of(self.network, seen, base))
 
     def verified(self, folder: Path, seen: Params, base: Base, task: Task, rows: Callable[[], Batch]) -> Verification:
-        """See :meth:`rondo.models.forms.model.Model.verified`: on rows of the run."""
+        """On rows of the run."""
         batch = rows()
         return self._compared(self._stock_whole(folder).to(task.precision), seen, base, batch)
 
 
 @dataclass(frozen=True)
 class StockPredictor:
-    """A :class:`rondo.tasks.predictor.Predictor`: a model as stock libraries load it."""
+    """A :class:`rondo.tasks.task.Predictor`: a model as stock libraries load it."""
 
     module: Any
     tokenizer: Any
@@ -268,16 +254,13 @@ class StockPredictor:
 
     @property
     def batch_size(self) -> int:
-        """See :class:`rondo.tasks.predictor.Predictor`."""
         return self.how.batch_size
 
     @torch.no_grad()
     def output(self, inputs: Batch) -> Tensor:
-        """See :class:`rondo.tasks.predictor.Predictor`."""
         return output_of(self.module, on_device(inputs, self.module.device))
 
     def generated(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-        """See :class:`rondo.tasks.predictor.Predictor`."""
         for number, ids in enumerate(prompts):
             prompt = f"the {len(ids)} tokens of {self.how.place(number)}"
             if (fault := self.limits.fault(len(ids), self.how.max_new_tokens, prompt)) is not None:

@@ -19,10 +19,9 @@ from torch import Tensor
 
 from rondo.errors import ConfigError
 from rondo.models.kernels.out_of_memory import does_not_fit, is_out_of_memory
-from rondo.models.networks.agreement import agree, rounding
 from rondo.models.networks.call import RowsUnknown
 from rondo.models.networks.checks import check_buffers
-from rondo.models.networks.network import Network
+from rondo.models.networks.network import Network, agree, rounding
 from rondo.models.networks.rows import Rows
 from rondo.params import Params, add_client_axis, buffer, module_of, on_device, stack_clients, up
 from rondo.process import seeded, shared_streams

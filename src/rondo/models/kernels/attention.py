@@ -8,7 +8,7 @@ or value that needs no gradient gets none.
 On an accelerator, torch's fused attention is used with a different mask: transformers checks whether any row is padded,
 and every forward pass would wait for the answer. :func:`rows_are` gives the answer in advance.
 
-Where rows are laid end to end (:mod:`rondo.models.networks.packing`), each attends within itself, at the cost of its
+Where rows are laid end to end (:mod:`rondo.models.networks.rows`), each attends within itself, at the cost of its
 own length.
 """
 

@@ -10,8 +10,7 @@ from torch import nn
 
 from rondo.config.task_kinds import Kind
 from rondo.errors import ConfigError
-from rondo.models.loading import causality, peft
-from rondo.models.loading.decoder_inputs import check_decoder
+from rondo.models.loading import checks, peft
 from rondo.models.loading.pretrained import Pretrained, auto, head_names, pad_by, padded
 
 if TYPE_CHECKING:
@@ -33,11 +32,11 @@ def copied(kind: Kind, model: PreTrainedModel, tokenizer: Any, labels: Sequence[
     module.eval()
     nn.Module.float(module)  # transformers' own refuses models that were loaded from GGUF files
     if kind.peft == "CAUSAL_LM":
-        causality.check_architecture(module.config, module)
-        causality.check_logits(module)
+        checks.check_architecture(module.config, module)
+        checks.check_logits(module)
     pad_by(tokenizer, module)
     if kind.peft == "SEQ_2_SEQ_LM":
-        check_decoder(module, tokenizer)
+        checks.check_decoder(module, tokenizer)
     return Pretrained(module, head_names(kind, module, ()), [])
 
 

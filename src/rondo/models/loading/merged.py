@@ -9,7 +9,17 @@ from typing import Any
 from torch import nn
 
 from rondo.models.loading.peft import stock_model
-from rondo.models.loading.ties import untie
+
+
+def untie(module: nn.Module) -> None:
+    """Give every layer of ``module`` weights of its own. A file has a shared weight once, so that all layers but one
+    would be random in a model that is loaded without ties."""
+    seen: set[int] = set()
+    for layer in module.modules():
+        for name, parameter in list(layer.named_parameters(recurse=False)):
+            if id(parameter) in seen:
+                setattr(layer, name, nn.Parameter(parameter.detach().clone()))
+            seen.add(id(parameter))
 
 
 def merge_adapter(module: nn.Module, folder: str | Path) -> nn.Module:

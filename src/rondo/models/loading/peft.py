@@ -29,8 +29,7 @@ from rondo.config.inputs import AdapterConfig
 from rondo.config.rules.peft_keys import NOT_BUILT
 from rondo.errors import ConfigError, Problem
 from rondo.models.kernels.quiet import quiet
-from rondo.models.loading.patterns import unknown_adapted, unknown_layers
-from rondo.models.loading.report import misfit
+from rondo.models.loading.misfits import misfit, unknown_adapted, unknown_layers
 from rondo.models.loading.result_factors import adapter_factors
 from rondo.models.networks.adapted_layer import Site, UnsupportedLayer, layer_kind
 from rondo.models.networks.adapted_network import AdaptedNetwork

@@ -22,9 +22,8 @@ from rondo.errors import ConfigError
 from rondo.models.kernels.out_of_memory import does_not_fit, is_out_of_memory
 from rondo.models.kernels.quiet import quiet
 from rondo.models.kernels.rounded import use_frozen
-from rondo.models.loading import causality, quantised
-from rondo.models.loading.decoder_inputs import check_decoder
-from rondo.models.loading.report import new_tensors, parts_of
+from rondo.models.loading import checks
+from rondo.models.loading.misfits import new_tensors, parts_of
 from rondo.process import seeded
 
 
@@ -168,7 +167,7 @@ def load_pretrained(
         options |= {"gguf_file": gguf_file, "quantization_config": transformers.GgufConfig(dequantize=True)}
     if quantization is not None:
         keep = _head_modules(kind, config) if kind.head else None
-        options["quantization_config"] = quantised.rounding(quantization, keep)
+        options["quantization_config"] = checks.rounding(quantization, keep)
     options["key_mapping"] = renamed = key_mapping(kind, config)
     # GGUF files are read under a progress bar of their own, which no setting turns off.
     with quiet(stderr=gguf_file is not None), seeded(seed):
@@ -180,12 +179,12 @@ def load_pretrained(
             use_frozen(module)  # before anything runs, which would pack the weights anew
         head = head_names(kind, module, new_tensors(kind, module, report))
         if kind.peft == "CAUSAL_LM":
-            causality.check_logits(module)
+            checks.check_logits(module)
     if quantization is not None:
-        quantised.check_rounding(module, quantization)
+        checks.check_rounding(module, quantization)
     pad_by(tokenizer, module)
     if kind.peft == "SEQ_2_SEQ_LM":
-        check_decoder(module, tokenizer)
+        checks.check_decoder(module, tokenizer)
     return Pretrained(module, head, parts_of(report["unexpected_keys"], module.state_dict().keys()))
 
 
@@ -210,7 +209,7 @@ def load_structure(kind: Kind, config: Any) -> tuple[nn.Module, tuple[str, ...]]
     with quiet(), torch.device("meta"):
         module = auto(kind).from_config(copy.deepcopy(config), trust_remote_code=False)
     if kind.peft == "CAUSAL_LM":
-        causality.check_architecture(config, module)
+        checks.check_architecture(config, module)
     if kind.peft == "SEQ_2_SEQ_LM" and not config.is_encoder_decoder:
         message = f"{config.model_type} has no encoder and decoder of texts: name one such as T5 or BART"
         raise ConfigError.at("model.name", message)

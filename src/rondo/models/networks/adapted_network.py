@@ -18,11 +18,9 @@ from torch.nn import functional
 from rondo.algorithm import Weight
 from rondo.models.kernels import attention
 from rondo.models.networks.adapted_layer import AdaptedLayer, Site, frozen_matrix
-from rondo.models.networks.call import Call, output_of
+from rondo.models.networks.call import Call, Recomputed, output_of
 from rondo.models.networks.network import Base, Network, freeze
-from rondo.models.networks.packing import Packing
-from rondo.models.networks.recomputed import Recomputed
-from rondo.models.networks.rows import Rows
+from rondo.models.networks.rows import Packing, Rows
 from rondo.params import HEAD_PREFIX, Params, add_client_axis, on_device
 from rondo.tasks.task import Batch
 
@@ -93,7 +91,7 @@ class AdaptedNetwork(Network):
                 _HeadLinear(path, owner, self._call, self.initial_head)
         self._factors = dict(factors or {})
         self.packs = False
-        """Whether rows of different lengths are laid end to end (:mod:`rondo.models.networks.packing`)."""
+        """Whether rows of different lengths are laid end to end (:mod:`rondo.models.networks.rows`)."""
         if self._owners:
             # A call sets their tensors as attributes of their modules, which all threads see.
             kinds = sorted({type(owner).__name__ for owner, _ in self._owners.values()})
@@ -102,7 +100,6 @@ class AdaptedNetwork(Network):
 
     @property
     def initial(self) -> Params:  # type: ignore[override]
-        """See :class:`rondo.models.networks.network.Network`."""
         return {**self._factors, **{n: t.cpu() for n, t in self.initial_head.items()}}
 
     def weights(self) -> dict[str, Weight]:
@@ -113,10 +110,9 @@ class AdaptedNetwork(Network):
         }
 
     def freeze_head(self) -> None:
-        """See :meth:`rondo.models.networks.network.Network.freeze_head`. Its start stands in for it."""
+        """Its start stands in for it."""
 
     def recompute_layers(self) -> None:
-        """See :meth:`rondo.models.networks.network.Network.recompute_layers`."""
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         layers: list[nn.Module] = [m for m in self.module.modules() if isinstance(m, GradientCheckpointingLayer)]
@@ -134,7 +130,6 @@ class AdaptedNetwork(Network):
         dropout: Sequence[torch.Generator] | None = None,
         rows: Rows | None = None,
     ) -> Tensor:
-        """See :meth:`rondo.models.networks.network.Network.__call__`."""
         for path in self._layers:
             clients = params[f"{path}.A"].shape[0]
             if params[f"{path}.B"].shape[0] != clients:
@@ -172,7 +167,6 @@ class AdaptedNetwork(Network):
 
     @contextmanager
     def lent(self, seen: Params, base: Base) -> Iterator[nn.Module]:
-        """See :meth:`rondo.models.networks.network.Network.lent`."""
         params = add_client_axis(on_device(seen, self.device))
         self._place(params)
         self._call.begin(params, self.on_device(base), Rows((1,)), frozenset((1,)), None)

@@ -1,4 +1,5 @@
-"""The engine's view of a model: which tensors it takes from clients, and its output for them."""
+"""The engine's view of a model: which tensors it takes from clients, its output for them, and whether two ways through
+it agree."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from rondo.errors import ConfigError
 from rondo.lowrank import GrowingSum
 from rondo.models.kernels.out_of_memory import is_out_of_memory
 from rondo.models.networks.adapted_layer import Site
-from rondo.models.networks.recomputed import Recomputed
+from rondo.models.networks.call import Recomputed
 from rondo.models.networks.rows import Rows
 from rondo.params import Params
 from rondo.tasks.task import Batch
@@ -150,3 +151,21 @@ class Network(ABC):
         number for each. ``dropout`` holds one generator per client during training. Raises KeyError if ``params`` lacks
         a tensor, ValueError for several clients if :attr:`one_at_a_time` gives a reason.
         """
+
+
+def rounding(network: Network, *also: torch.dtype) -> float:
+    """The relative spacing of numbers in the coarsest of the network's types and those it computes in ``also``. The
+    output's type does not tell: a head of float32 ends a body of bfloat16. Rounding leaves half of a type's digits
+    right in a norm over rows or a tensor, and rows that are mixed up leave none, so its root is what two ways may
+    differ by. Types of a single byte are how weights are kept, and no layer between them computes in one."""
+    kept = {p.dtype for p in network.module.parameters() if p.is_floating_point()}
+    types = {t for t in kept if t.itemsize > 1} | set(also)
+    return max(torch.finfo(t).eps for t in types)
+
+
+def agree(found: Tensor, expected: Tensor, allowed: float, floor: float = 0.0) -> bool:
+    """Whether both have one shape and differ by at most ``allowed`` of the norm of ``expected``, or of ``floor`` if
+    that is larger."""
+    if found.shape != expected.shape:
+        return False
+    return float((found - expected).norm()) <= allowed * max(float(expected.norm()), floor)

@@ -1,14 +1,18 @@
 """A module whose tensors are trained as they are, with low-rank factors beside them on some layers.
 
 Clients enter a call one after the other. On a CPU a whole network trains faster with one client per thread than with
-several clients in one call (docs/dev/adr/0013-whole-tensors-beside-factors.md).
-"""
+several clients in one call (docs/dev/adr/0013-whole-tensors-beside-factors.md). Each thread has a copy of the module,
+whose tensors a call replaces. ``torch.func.functional_call`` does the same for any module, but looks for tied tensors
+and for every tensor's place in each call, which takes longer than a small network's layers."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +20,82 @@ from torch import Tensor, nn
 from rondo.algorithm import Weight
 from rondo.models.networks.adapted_layer import Site, frozen_matrix, merged_weight
 from rondo.models.networks.call import output_of
-from rondo.models.networks.checks import Normalisation, check_training_mode
+from rondo.models.networks.checks import Dropout, Normalisation, check_training_mode
 from rondo.models.networks.network import Base, Network, freeze
 from rondo.models.networks.rows import Rows
-from rondo.models.networks.thread_copy import ThreadCopy
 from rondo.params import BUFFER_PREFIX, HEAD_PREFIX, Params, client_row, on_device
 from rondo.tasks.task import Batch
+
+
+class ThreadCopy:
+    """A copy of ``module`` that shares all tensors with it, and drops by generators of its own."""
+
+    def __init__(self, module: nn.Module) -> None:
+        shared: dict[int, Any] = {id(t): t for t in (*module.parameters(), *module.buffers())}
+        self.module = copy.deepcopy(module, shared)
+        replaced: dict[nn.Module, _Drop] = {}
+        for path, layer in list(self.module.named_modules(remove_duplicate=False)):
+            if isinstance(layer, Dropout):
+                self.module.set_submodule(path, replaced.setdefault(layer, _Drop(layer)))
+        self._drops = list(replaced.values())
+        self._norms = {p: m for p, m in self.module.named_modules() if isinstance(m, Normalisation)}
+        self._places = _places(self.module)
+
+    def prepare(self, moving: Collection[str], generator: torch.Generator | None) -> None:
+        """Put the layers that differ in training into that mode, or back.
+
+        ``moving``: paths of the batch normalisations that normalise by the batch.
+        ``generator``: None outside training.
+        """
+        for path, layer in self._norms.items():
+            layer.training = generator is not None and path in moving
+        for drop in self._drops:
+            drop.generator = generator
+
+    @contextlib.contextmanager
+    def holding(self, tensors: Params) -> Iterator[nn.Module]:
+        """The module with ``tensors`` in place of its own of these names, under all names that they have."""
+        places = [(holder, key, t) for name, t in tensors.items() for holder, key in self._places[name]]
+        before = [holder[key] for holder, key, _ in places]
+        for holder, key, tensor in places:
+            holder[key] = tensor
+        try:
+            yield self.module
+        finally:
+            for (holder, key, _), tensor in zip(places, before, strict=True):
+                holder[key] = tensor
+
+
+def _places(module: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:
+    """By the name of every tensor, all places that hold it: tied tensors have several."""
+    held: dict[int, list[tuple[dict[str, Any], str]]] = {}
+    names: dict[str, int] = {}
+    for path, layer in module.named_modules():
+        for holder in (layer._parameters, layer._buffers):
+            for key, tensor in holder.items():
+                if tensor is not None:
+                    held.setdefault(id(tensor), []).append((holder, key))
+                    names[f"{path}.{key}" if path else key] = id(tensor)
+    return {name: held[number] for name, number in names.items()}
+
+
+class _Drop(nn.Module):
+    """Dropout that draws from a generator of its own, and does nothing without one."""
+
+    def __init__(self, like: Dropout) -> None:
+        super().__init__()
+        self.keep = 1 - like.p
+        self.channels = not isinstance(like, nn.Dropout)
+        self.generator: torch.Generator | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.generator is None or self.keep == 1:
+            return x
+        # nn.Dropout2d and its kin drop whole channels, the second axis.
+        shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if self.channels else x.shape
+        mask = torch.empty(shape).bernoulli_(self.keep, generator=self.generator)
+        return x * (mask / self.keep if self.keep else mask).to(x)
+
 
 ONE_PER_THREAD = "a network that is trained whole is faster with one client per thread"
 _STATISTICS = ("running_mean", "running_var")
@@ -76,7 +150,6 @@ class WholeNetwork(Network):
 
     @property
     def initial(self) -> Params:  # type: ignore[override]
-        """See :class:`rondo.models.networks.network.Network`."""
         return {**self._factors, **self._start}
 
     def weights(self) -> dict[str, Weight]:
@@ -87,11 +160,10 @@ class WholeNetwork(Network):
         }
 
     def check_training(self, inputs: Batch) -> None:
-        """See :meth:`rondo.models.networks.network.Network.check_training`."""
         check_training_mode(self.module, inputs)
 
     def freeze_head(self) -> None:
-        """See :meth:`rondo.models.networks.network.Network.freeze_head`. The module has it."""
+        """The module has it."""
 
     def tensors(self, seen: Params, base: Base) -> dict[str, Tensor]:
         """The module's own names and the tensors that a client's model has there. ``seen`` has no client axis."""
@@ -108,8 +180,8 @@ class WholeNetwork(Network):
         dropout: Sequence[torch.Generator] | None = None,
         rows: Rows | None = None,
     ) -> Tensor:
-        """See :meth:`rondo.models.networks.network.Network.__call__`. Several clients' outputs are computed one after
-        the other. Statistics in ``params`` are updated in place in training."""
+        """Several clients' outputs are computed one after the other. Statistics in ``params`` are updated in place in
+        training."""
         clients = next(iter(params.values())).shape[0]
         counts = rows.counts if rows is not None else (next(iter(batch.values())).shape[0] // clients,) * clients
         batch = self.laid_out(batch, self._run)
@@ -134,7 +206,6 @@ class WholeNetwork(Network):
 
     @contextmanager
     def lent(self, seen: Params, base: Base) -> Iterator[nn.Module]:
-        """See :meth:`rondo.models.networks.network.Network.lent`."""
         copy = self._mine()
         copy.prepare((), None)
         tensors = self.tensors(on_device(seen, self.device), self.on_device(base))
@@ -146,7 +217,6 @@ class WholeNetwork(Network):
 
     @torch.no_grad()
     def head_input(self, params: Params, base: Base, batch: Batch) -> Tensor:
-        """See :meth:`rondo.models.networks.network.Network.head_input`."""
         assert self.head_layer is not None
         seen: list[Tensor] = []
         layer = self._mine().module.get_submodule(self.head_layer)

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from rondo.config.schema import SimulationConfig
-from rondo.models.networks.agreement import agree, rounding
 from rondo.models.networks.call import output_of
 from rondo.models.networks.checks import Dropout
-from rondo.models.networks.network import Base, Network
+from rondo.models.networks.network import Base, Network, agree, rounding
 from rondo.models.networks.whole_network import HEAD_INPUT
 from rondo.params import HEAD_PREFIX, Params, head, on_device
 from rondo.tasks.task import Batch, Example, Task

@@ -53,7 +53,7 @@ class Terms:
     """Facts on which all sites of an attempt must agree.
 
     ``plan``, ``model``: digests.
-    ``sent``: digest of what the round sent each site (:func:`rondo.engine.wire.versions.sent_digest`). Were it another
+    ``sent``: digest of what the round sent each site (:func:`rondo.engine.wire.parcel.sent_digest`). Were it another
     for one site, the others' changes could be known beforehand, and the sum would be that site's.
     ``tensors``: names of the tensors in the vector, in its order.
     ``fraction``: bits after the point in its numbers.

@@ -59,7 +59,6 @@ class Hand:
         self._memory.__enter__()  # until the process ends
 
     def train(self, job: bytes, name: str, common: bytes) -> bytes:
-        """See :class:`rondo.runs.workers.ray.Hand`."""
         held = self._common
         if held is None or held[0] != name:
             self._common = held = (name, Common.decode(common))

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 
 from rondo.config import packages
-from rondo.engine.crew import JobResult
+from rondo.engine.simulation import JobResult
 from rondo.errors import ConfigError, RunStopped
 
 _QUIET = {
@@ -81,7 +81,7 @@ class _Worker:
 
 @dataclass
 class RayWorkers:
-    """Workers of a Ray cluster. See :class:`rondo.engine.crew.Workers`."""
+    """Workers of a Ray cluster. See :class:`rondo.engine.simulation.Workers`."""
 
     count: int
     device: str
@@ -91,7 +91,7 @@ class RayWorkers:
     hosts: dict[int, str] = field(default_factory=dict)
     """Machine and process of every worker that was ready, by number."""
     lost: list[str] = field(default_factory=list)
-    """See :class:`rondo.engine.crew.Workers`."""
+    """See :class:`rondo.engine.simulation.Workers`."""
     _workers: list[_Worker] = field(default_factory=list)
     _running: dict[Any, tuple[int, int]] = field(default_factory=dict)
     _loading: dict[Any, int] = field(default_factory=dict)
@@ -99,7 +99,6 @@ class RayWorkers:
 
     @property
     def devices(self) -> int:
-        """See :class:`rondo.engine.crew.Workers`."""
         return 1 if self.device == "cpu" else self.count
 
     def load(
@@ -132,27 +131,25 @@ class RayWorkers:
         self._workers.clear()
 
     def idle(self, threads: int) -> Sequence[int]:
-        """See :class:`rondo.engine.crew.Workers`. A worker has room for one cohort at least."""
+        """A worker has room for one cohort at least."""
         room = 1 if self.device != "cpu" else max(1, self.threads // threads)
         free = [(w.busy, number) for number, w in enumerate(self._workers) if w.ready and w.busy < room]
         return [number for _, number in sorted(free)]
 
     def keep(self, common: bytes) -> Any:
-        """See :class:`rondo.engine.crew.Workers`."""
         import ray
 
         reference = ray.put(common)
         return reference.hex(), reference
 
     def send(self, worker: int, number: int, job: bytes, common: Any, threads: int) -> None:
-        """See :class:`rondo.engine.crew.Workers`."""
         name, reference = common
         answer = self._workers[worker].actor.train.remote(job, name, reference, threads)
         self._workers[worker].busy += 1
         self._running[answer] = (worker, number)
 
     def replies(self, seconds: float) -> Sequence[JobResult]:
-        """See :class:`rondo.engine.crew.Workers`. Raises :class:`RunStopped` where a worker cannot load the run."""
+        """Raises :class:`RunStopped` where a worker cannot load the run."""
         import ray
 
         waiting = [*self._running, *self._loading]

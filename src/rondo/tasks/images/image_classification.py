@@ -2,20 +2,142 @@
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rondo.config.inputs import Augmentation, Normalization, TaskConfig
 from rondo.errors import ConfigError
 from rondo.tasks.class_scores import ClassTask
-from rondo.tasks.images.batches import channels, cropped_and_flipped, normalized
 from rondo.tasks.images.reading import Pixels, Unreadable, opened
-from rondo.tasks.images.store import ImageExample, ImageStore
 from rondo.tasks.row_checks import Row, RowProblem, value_name
-from rondo.tasks.task import Batch, Picture
+from rondo.tasks.task import Batch, Picture, Store
+
+_MEAN_AND_SPREAD: dict[Normalization, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "unit": ((0.0,), (1.0,)),
+    "half": ((0.5,), (0.5,)),
+    "mnist": ((0.1307,), (0.3081,)),
+    "fashion-mnist": ((0.2860,), (0.3530,)),
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
+"""Mean and standard deviation per channel, of pixels from 0 to 1. They are published constants: computed from a run's
+rows they would leak client data."""
+
+_BORDER = 4
+"""Pixels of black that a picture gets on each side before it is cropped to its old size."""
+
+
+def channels(name: Normalization) -> int | None:
+    """The number of channels that the constants of ``name`` are for; None if for any number."""
+    return None if name in ("unit", "half") else len(_MEAN_AND_SPREAD[name][0])
+
+
+def normalized(pictures: Sequence[Pixels], name: Normalization) -> Tensor:
+    """Pictures of one size as float32 (rows, channels, height, width): (pixel / 255 - mean) / deviation of bytes, and
+    (pixel - mean) / deviation of floats."""
+    mean, spread = _constants(name)
+    whole = all(picture.dtype == np.uint8 for picture in pictures)
+    if not whole:
+        pictures = [p / np.float32(255) if p.dtype == np.uint8 else p for p in pictures]
+    pixels = _channel_by_channel(torch.from_numpy(np.stack(pictures))).float()
+    return (pixels.div_(255) if whole else pixels).sub_(mean).div_(spread)
+
+
+def cropped_and_flipped(
+    pixels: Tensor, rows_per_client: Sequence[int], generators: Sequence[torch.Generator], name: Normalization
+) -> Tensor:
+    """Each picture shifted by up to 4 pixels in height and width, the gap filled with black, and one in two mirrored
+    from left to right. A client's draws come from its own generator, so its pictures do not depend on the others.
+
+    ``pixels``: (rows, channels, height, width), normalised by ``name``, rows ordered by client.
+    """
+    rows, _, height, width = pixels.shape
+    draws = [_draws(count, generator) for count, generator in zip(rows_per_client, generators, strict=True)]
+    top, left, mirrored = (torch.cat(parts) for parts in zip(*draws, strict=True))
+    mean, spread = _constants(name)
+    padded = (-mean / spread).expand(rows, pixels.shape[1], height + 2 * _BORDER, width + 2 * _BORDER).clone()
+    padded[:, :, _BORDER:-_BORDER, _BORDER:-_BORDER] = pixels
+    down, right = top[:, None] + torch.arange(height), left[:, None] + torch.arange(width)
+    right = torch.where(mirrored[:, None], right.flip(1), right)
+    # Indices apart from each other put their axes first: (rows, height, width, channels).
+    picked = padded[torch.arange(rows)[:, None, None], :, down[:, :, None], right[:, None, :]]
+    return _channel_by_channel(picked)
+
+
+def _channel_by_channel(pictures: Tensor) -> Tensor:
+    """(rows, height, width, channels) as (rows, channels, height, width), in memory too. ``contiguous`` would leave a
+    single channel as it is, and convolutions take pictures by their strides."""
+    return pictures.permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
+
+
+def _draws(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    shifts = torch.randint(2 * _BORDER + 1, (count, 2), generator=generator)
+    return shifts[:, 0], shifts[:, 1], torch.rand(count, generator=generator) < 0.5
+
+
+def _constants(name: Normalization) -> tuple[Tensor, Tensor]:
+    """Mean and deviation, (channels or 1, 1, 1) each."""
+    mean, spread = _MEAN_AND_SPREAD[name]
+    return torch.tensor(mean)[:, None, None], torch.tensor(spread)[:, None, None]
+
+
+@dataclass(frozen=True, eq=False)
+class ImageExample:
+    """One picture."""
+
+    pixels: Pixels
+    """(height, width, channels) in uint8 or float32; never written to, since it may be a view of the source's own
+    array."""
+    target: int
+    """Its class."""
+
+    @property
+    def cost(self) -> int:
+        """Number of pixels."""
+        return int(self.pixels.shape[0] * self.pixels.shape[1])
+
+
+class ImageStore(Store):
+    """All pictures of a run. It holds the arrays it is given and copies none."""
+
+    def __init__(self) -> None:
+        self._pixels: list[Pixels] = []
+        self._targets = array("i")
+
+    def add(self, examples: Iterable[ImageExample]) -> range:
+        first = len(self._pixels)
+        for example in examples:
+            self._pixels.append(example.pixels)
+            self._targets.append(example.target)
+        return range(first, len(self._pixels))
+
+    def __getitem__(self, number: int) -> ImageExample:
+        return ImageExample(self._pixels[number], self._targets[number])
+
+    def account(self) -> dict[str, float]:
+        """Of pictures of floats, their number and the range of their pixels."""
+        floats = [pixels for pixels in self._pixels if pixels.dtype != np.uint8]
+        if not floats:
+            return {}
+        low, high = min(float(p.min()) for p in floats), max(float(p.max()) for p in floats)
+        of_bytes = len(self._pixels) - len(floats)
+        return {"pictures_of_floats": len(floats), "pictures_of_bytes": of_bytes, "lowest": low, "highest": high}
+
+    def sha256(self) -> str:
+        digest = hashlib.sha256()
+        for pixels in self._pixels:
+            digest.update(str(pixels.shape).encode())
+            digest.update(pixels.tobytes())
+        digest.update(self._targets.tobytes())
+        return digest.hexdigest()
 
 
 class ImageClassification(ClassTask):
@@ -40,7 +162,6 @@ class ImageClassification(ClassTask):
 
     @classmethod
     def of(cls, config: TaskConfig, tokenizer: Any, labels: Sequence[str]) -> Self:
-        """See :meth:`rondo.tasks.task.Task.of`."""
         shape = None
         if config.image_shape is not None:
             height, width, colours = config.image_shape
@@ -49,13 +170,13 @@ class ImageClassification(ClassTask):
 
     @classmethod
     def with_columns(cls, config: TaskConfig, text: str | None, label: str | None) -> TaskConfig:
-        """See :meth:`rondo.tasks.task.Task.with_columns`: ``image`` and ``label``, as image data sets name them."""
+        """``image`` and ``label``, as image data sets name them."""
         return config.model_copy(update={"label": config.label or "label", "image": config.image or "image"})
 
     @classmethod
     def settled(cls, config: TaskConfig, rows: Iterable[Row]) -> TaskConfig:
-        """See :meth:`rondo.tasks.task.Task.settled`: the shape of the first picture that can be read. Raises
-        :class:`ConfigError` if ``task.normalize`` has constants for another number of channels."""
+        """The shape of the first picture that can be read. Raises :class:`ConfigError` if ``task.normalize`` has
+        constants for another number of channels."""
         shape = config.image_shape
         if shape is None:
             pictures = (opened(row.get(config.image or ""), side=config.image_size) for row in rows)
@@ -69,7 +190,7 @@ class ImageClassification(ClassTask):
 
     @classmethod
     def opened(cls, config: TaskConfig, row: Row) -> dict[str, Any]:
-        """See :meth:`rondo.tasks.task.Task.opened`: the picture is decoded, and resized to ``task.image_size``."""
+        """The picture is decoded, and resized to ``task.image_size``."""
         column = config.image or ""
         if column not in row:
             return dict(row)
@@ -79,7 +200,6 @@ class ImageClassification(ClassTask):
 
     @classmethod
     def problem(cls, config: TaskConfig, row: Row, number: int) -> RowProblem | None:
-        """See :meth:`rondo.tasks.task.Task.problem`."""
         column = config.image or ""
         picture: Pixels | Unreadable = row[column]
         if isinstance(picture, Unreadable):
@@ -97,7 +217,6 @@ class ImageClassification(ClassTask):
         return RowProblem(number, column, reason + "set task.image_shape with 3 channels, which greyscale is turned to")
 
     def encode(self, rows: Sequence[Row]) -> list[ImageExample]:
-        """See :meth:`rondo.tasks.task.Task.encode`."""
         return [ImageExample(row[self.image], self._index[value_name(row[self.label])]) for row in rows]
 
     def unlabelled(self, rows: Sequence[Row]) -> list[ImageExample]:
@@ -105,31 +224,28 @@ class ImageClassification(ClassTask):
         return [ImageExample(row[self.image], 0) for row in rows]
 
     def collate(self, examples: Sequence[ImageExample]) -> tuple[Batch, Batch]:
-        """See :meth:`rondo.tasks.task.Task.collate`: ``pixel_values`` (rows, channels, height, width), and the target
-        ``labels`` (rows,)."""
+        """``pixel_values`` (rows, channels, height, width), and the target ``labels`` (rows,)."""
         inputs = {"pixel_values": normalized([e.pixels for e in examples], self.normalize)}
         return inputs, {"labels": torch.tensor([e.target for e in examples])}
 
     @property
     def augments(self) -> bool:
-        """See :attr:`rondo.tasks.task.Task.augments`."""
         return self.augmentation != "none"
 
     def augment(self, inputs: Batch, rows_per_client: Sequence[int], generators: Sequence[torch.Generator]) -> Batch:
-        """See :meth:`rondo.tasks.task.Task.augment`."""
         if self.augmentation == "none":
             return inputs
         pixels = cropped_and_flipped(inputs["pixel_values"], rows_per_client, generators, self.normalize)
         return {**inputs, "pixel_values": pixels}
 
     def trial_batch(self) -> tuple[Batch, None]:
-        """See :meth:`rondo.tasks.task.Task.trial_batch`: noise of the pictures' shape."""
+        """Noise of the pictures' shape."""
         height, width, colours = self.shape or (0, 0, 0)
         noise = torch.rand(6, colours, height, width, generator=torch.Generator().manual_seed(0))
         return {"pixel_values": noise}, None
 
     def picture(self, example: ImageExample) -> Picture:
-        """See :meth:`rondo.tasks.task.Task.picture`: the caption is the label."""
+        """The caption is the label."""
         pixels = example.pixels
         if pixels.dtype != np.uint8:  # its lowest pixel is shown black, and its highest white
             low, high = pixels.min(), pixels.max()
@@ -137,7 +253,6 @@ class ImageClassification(ClassTask):
         return Picture(pixels, self.labels[example.target])
 
     def store(self) -> ImageStore:
-        """See :meth:`rondo.tasks.task.Task.store`."""
         return ImageStore()
 
 

@@ -10,13 +10,12 @@ from torch.nn import functional
 
 from rondo.config.inputs import TaskConfig
 from rondo.tasks.language import conversation
+from rondo.tasks.language.conversation import Frame, frame_of
 from rondo.tasks.language.language_model import IGNORED, LanguageModel
-from rondo.tasks.language.plain_turns import Frame, frame_of
-from rondo.tasks.language.stores.token_store import TextExample
 from rondo.tasks.language.text import pad, text_ids, without
-from rondo.tasks.predictor import Predictor
+from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.row_checks import Row, RowProblem
-from rondo.tasks.task import Batch
+from rondo.tasks.task import Batch, Predictor
 
 
 class CausalLM(LanguageModel):
@@ -57,7 +56,6 @@ class CausalLM(LanguageModel):
 
     @classmethod
     def of(cls, config: TaskConfig, tokenizer: Any, labels: Sequence[str]) -> Self:
-        """See :meth:`rondo.tasks.task.Task.of`."""
         text = config.text if isinstance(config.text, str) else None
         prompt = [config.prompt] if isinstance(config.prompt, str) else list(config.prompt or ())
         return cls(
@@ -72,12 +70,11 @@ class CausalLM(LanguageModel):
         )
 
     def completed(self, config: TaskConfig) -> TaskConfig:
-        """See :meth:`rondo.tasks.task.Task.completed`: the date, if the chat template prints it."""
+        """The date, if the chat template prints it."""
         return config if config.today is not None else config.model_copy(update={"today": self.today})
 
     @classmethod
     def problem(cls, config: TaskConfig, row: Row, number: int) -> RowProblem | None:
-        """See :meth:`rondo.tasks.task.Task.problem`."""
         if config.messages is not None:
             try:
                 conversation.turns(row[config.messages])
@@ -86,8 +83,8 @@ class CausalLM(LanguageModel):
         return None
 
     def encode(self, rows: Sequence[Row]) -> list[TextExample]:
-        """See :meth:`rondo.tasks.task.Task.encode`. Rows are cut to ``max_length`` tokens. A row that loses
-        its whole response to the cut has no target and is left out."""
+        """Rows are cut to ``max_length`` tokens. A row that loses its whole response to the cut has no target and is
+        left out."""
         examples = []
         for row in rows:
             whole, learned = self._ids(row)
@@ -140,8 +137,7 @@ class CausalLM(LanguageModel):
         return without(list(self.tokenizer(text)["input_ids"]), self.ending)
 
     def prompt_ids(self, row: Row) -> list[int]:
-        """See :meth:`rondo.tasks.language.language_model.LanguageModel.prompt_ids`: a row's prompt, its conversation up
-        to the last turn by the user, or its plain text without the end token."""
+        """A row's prompt, its conversation up to the last turn by the user, or its plain text without the end token."""
         if self.messages is not None:
             return conversation.prompt_ids(self.tokenizer, row[self.messages], self.today)
         if self.text is not None:
@@ -160,7 +156,7 @@ class CausalLM(LanguageModel):
         return example.ids[:start], example.ids[start:end]
 
     def shown(self, example: TextExample) -> tuple[str, str]:
-        """See :meth:`rondo.tasks.task.Task.shown`: the prompt and the answer, without the words of a chat template."""
+        """The prompt and the answer, without the words of a chat template."""
         prompt, answer = super().shown(example)
         if (frame := self._frame) is None:
             return prompt, answer
@@ -168,7 +164,7 @@ class CausalLM(LanguageModel):
         return prompt if plain is None else plain, frame.answer(answer)
 
     def answered(self, examples: Sequence[TextExample], model: Predictor) -> list[str]:
-        """See :meth:`rondo.tasks.task.Task.answered`, without the words of a chat template."""
+        """Without the words of a chat template."""
         answers, frame = super().answered(examples, model), self._frame
         return answers if frame is None else [frame.answer(text) for text in answers]
 
@@ -178,18 +174,15 @@ class CausalLM(LanguageModel):
         return frame_of(self.tokenizer, self.today) if self.text is None and self.tokenizer.chat_template else None
 
     def completions(self, texts: Sequence[str], model: Predictor) -> list[str]:
-        """See :meth:`rondo.tasks.task.Task.completions`."""
         prompts = [self.begun(text) for text in texts]
         return continuations(self.tokenizer, prompts, model.generated(prompts))
 
     def opening(self, example: TextExample, size: int) -> TextExample:
-        """See :meth:`rondo.tasks.task.Task.opening`. Every token is a target: a prompt alone would have no loss."""
+        """Every token is a target: a prompt alone would have no loss."""
         return TextExample(example.ids[:size], example.ids[:size])
 
     def collate(self, examples: Sequence[TextExample]) -> tuple[Batch, Batch]:
-        """See :meth:`rondo.tasks.task.Task.collate`.
-
-        Targets:
+        """Targets:
         ``labels``: (rows, tokens), padding ignored.
         ``places``: the tokens, counted over all rows, whose next token has a loss.
         """

@@ -14,10 +14,8 @@ from torch.nn import functional
 from rondo.errors import ConfigError
 from rondo.tasks.language.output_layer import OutputLayer
 from rondo.tasks.language.text import TextTask, ending
-from rondo.tasks.logits import wide
-from rondo.tasks.predictor import Predictor
 from rondo.tasks.row_checks import Row, RowProblem, UnusableRows, is_missing
-from rondo.tasks.task import Batch, Scores, Shortcut
+from rondo.tasks.task import Batch, Predictor, Scores, Shortcut, wide
 
 IGNORED = -100  # torch's index for targets without a loss
 
@@ -64,7 +62,7 @@ class LanguageModel(TextTask):
         """Token ids of the prompt in ``example``, and of its answer."""
 
     def predictions(self, rows: Sequence[Row], model: Predictor) -> list[dict[str, Any]]:
-        """See :meth:`rondo.tasks.task.Task.predictions`: the ``response`` to each row's prompt."""
+        """The ``response`` to each row's prompt."""
         prompts, problems = [], []
         for number, row in enumerate(rows):
             try:
@@ -78,12 +76,12 @@ class LanguageModel(TextTask):
         return [{"response": text} for text in self._texts(model.generated(prompts))]
 
     def shown(self, example: Any) -> tuple[str, str]:
-        """See :meth:`rondo.tasks.task.Task.shown`: the prompt and the answer."""
+        """The prompt and the answer."""
         prompt, answer = self._texts(self.prompt_and_answer(example))
         return prompt, answer
 
     def answered(self, examples: Sequence[Any], model: Predictor) -> list[str]:
-        """See :meth:`rondo.tasks.task.Task.answered`: the texts that the model generates after the prompts."""
+        """The texts that the model generates after the prompts."""
         return self._texts(model.generated([self.prompt_and_answer(example)[0] for example in examples]))
 
     def _texts(self, ids: Sequence[Sequence[int]]) -> list[str]:
@@ -91,13 +89,12 @@ class LanguageModel(TextTask):
         return texts
 
     def with_output(self, layer: OutputLayer) -> Self:
-        """See :meth:`rondo.tasks.task.Task.with_output`."""
         task = copy.copy(self)
         task.output = layer
         return task
 
     def loss(self, logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
-        """See :meth:`rondo.tasks.task.Task.loss`: cross-entropy of the target tokens.
+        """Cross-entropy of the target tokens.
 
         ``logits``: (rows, tokens, vocabulary), or states (rows, tokens, width) if :attr:`output` is set.
         ``targets``: ``labels`` (rows, tokens), ignored where there is no loss, and ``places``, the tokens, counted over

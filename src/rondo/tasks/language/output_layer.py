@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rondo.tasks.logits import wide
+from rondo.tasks.task import wide
 
 _CPU_BYTES = 12 * 2**20
 """Size of the logits held at a time on a CPU, where these stay in the cache

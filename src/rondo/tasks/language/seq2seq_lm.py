@@ -14,10 +14,40 @@ from torch import Tensor
 from rondo.config.inputs import TaskConfig
 from rondo.errors import ConfigError
 from rondo.tasks.language.language_model import IGNORED, LanguageModel
-from rondo.tasks.language.stores.pair_store import PairExample, PairStore
 from rondo.tasks.language.text import TRIAL_TEXTS, pad
+from rondo.tasks.language.token_store import TextExample, TokenStore
 from rondo.tasks.row_checks import Row
 from rondo.tasks.task import Batch, Shortcut
+
+
+@dataclass(frozen=True)
+class PairExample(TextExample):
+    """The ids of one row. ``target`` holds those to write, with the end token."""
+
+    target: tuple[int, ...]
+
+    @property
+    def cost(self) -> int:
+        """Number of tokens of both texts."""
+        return len(self.ids) + len(self.target)
+
+
+class PairStore(TokenStore):
+    """All examples of a run, in flat arrays."""
+
+    def __getitem__(self, number: int) -> PairExample:
+        row = super().__getitem__(number)
+        assert isinstance(row.target, tuple)
+        return PairExample(row.ids, row.target)
+
+    def cost(self, number: int) -> int:
+        return super().cost(number) + self._target_ends[number + 1] - self._target_ends[number]
+
+    def account(self) -> dict[str, int]:
+        """Tokens are those of both texts."""
+        known = super().account()
+        return {**known, "tokens": known["tokens"] + len(self._targets)}
+
 
 REMEDY = "name another model, or mend its config.json"
 
@@ -66,21 +96,18 @@ class Seq2SeqLM(LanguageModel):
 
     @classmethod
     def of(cls, config: TaskConfig, tokenizer: Any, labels: Sequence[str]) -> Self:
-        """See :meth:`rondo.tasks.task.Task.of`."""
         prompt = [config.prompt] if isinstance(config.prompt, str) else list(config.prompt or ())
         length = config.max_length if config.max_target_length is None else config.max_target_length
         return cls(tokenizer, prompt, config.response, config.max_length, length, separator=config.separator)
 
     def for_model(self, module: Any) -> Self:
-        """See :meth:`rondo.tasks.task.Task.for_model`: with the start of the model's decoder. Raises
-        :class:`ConfigError` where it has none that Rondo knows."""
+        """With the start of the model's decoder. Raises :class:`ConfigError` where it has none that Rondo knows."""
         task = copy.copy(self)
         task.start = decoder_start(module, self.tokenizer)
         return task
 
     def encode(self, rows: Sequence[Row]) -> list[PairExample]:
-        """See :meth:`rondo.tasks.task.Task.encode`. Prompts are cut to ``max_length`` tokens and responses to
-        ``max_target_length``, special tokens included."""
+        """Prompts are cut to ``max_length`` tokens and responses to ``max_target_length``, special tokens included."""
         examples = []
         for row in rows:
             whole = self._whole_ids(row)
@@ -102,8 +129,7 @@ class Seq2SeqLM(LanguageModel):
         return [*ids, end] if added else ids, len(whole) - len(ids)
 
     def prompt_ids(self, row: Row) -> list[int]:
-        """See :meth:`rondo.tasks.language.language_model.LanguageModel.prompt_ids`: the tokens for the encoder, cut to
-        ``max_length`` as those that it was trained on."""
+        """The tokens for the encoder, cut to ``max_length`` as those that it was trained on."""
         return self._cut(row, self._whole_ids(row))
 
     def _cut(self, row: Row, whole: list[int]) -> list[int]:
@@ -118,26 +144,24 @@ class Seq2SeqLM(LanguageModel):
         return ids
 
     def prompt_and_answer(self, example: PairExample) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """See :meth:`rondo.tasks.language.language_model.LanguageModel.prompt_and_answer`."""
         return example.ids, example.target
 
     def opening(self, example: PairExample, size: int) -> PairExample:
-        """See :meth:`rondo.tasks.task.Task.opening`: of both texts."""
+        """Of both texts."""
         return PairExample(example.ids[:size], example.target[:size])
 
     def trial_batch(self) -> tuple[Batch, Tensor]:
-        """See :meth:`rondo.tasks.task.Task.trial_batch`: short texts, each answered by itself."""
+        """Short texts, each answered by itself."""
         texts = [tuple(ids) for ids in self.tokenizer(list(TRIAL_TEXTS))["input_ids"]]
         inputs, targets = self.collate([PairExample(ids, ids) for ids in texts])
         return inputs, targets["labels"] != IGNORED
 
     def lengths(self, example: PairExample) -> tuple[int, ...]:
-        """See :meth:`rondo.tasks.task.Task.lengths`: of the prompt and of the response."""
+        """Of the prompt and of the response."""
         return len(example.ids), len(example.target)
 
     def collate(self, examples: Sequence[PairExample]) -> tuple[Batch, Batch]:
-        """See :meth:`rondo.tasks.task.Task.collate`. The decoder reads the targets one place later, and needs no mask:
-        padding comes behind all that has a loss.
+        """The decoder reads the targets one place later, and needs no mask: padding comes behind all that has a loss.
 
         Targets:
         ``labels``: (rows, tokens of responses), padding ignored.
@@ -152,7 +176,6 @@ class Seq2SeqLM(LanguageModel):
         return inputs, {"labels": labels, "places": (labels != IGNORED).flatten().nonzero().flatten()}
 
     def store(self) -> PairStore:
-        """See :meth:`rondo.tasks.task.Task.store`."""
         return PairStore()
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rondo.tasks.language.stores.token_store import TokenStore
+from rondo.tasks.language.token_store import TokenStore
 from rondo.tasks.task import Batch, Shortcut, Store, Task
 
 TRIAL_TEXTS = (
@@ -34,12 +34,11 @@ class TextTask(Task):
     }
 
     def trial_batch(self) -> tuple[Batch, Tensor | None]:
-        """See :meth:`rondo.tasks.task.Task.trial_batch`: short texts; outputs at padding mean nothing."""
+        """Short texts; outputs at padding mean nothing."""
         inputs = dict(self.tokenizer(list(TRIAL_TEXTS), padding=True, return_tensors="pt"))
         return inputs, inputs["attention_mask"].bool()
 
     def store(self) -> Store:
-        """See :meth:`rondo.tasks.task.Task.store`."""
         return TokenStore()
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -14,9 +15,82 @@ from rondo.errors import ConfigError
 from rondo.lowrank import GrowingSum
 from rondo.params import Params
 from rondo.tasks.numbers.linear_problem import LinearProblem
-from rondo.tasks.numbers.store import NumberStore, Point, gathered
 from rondo.tasks.row_checks import Row, RowProblem
-from rondo.tasks.task import Batch, Scores, Task
+from rondo.tasks.task import Batch, Scores, Store, Task
+
+
+class Point(NamedTuple):
+    """A row of a store. Its cost is its number of values."""
+
+    store: NumberStore
+    number: int
+
+    @property
+    def cost(self) -> int:
+        return self.store.width
+
+
+class NumberStore(Store):
+    """All examples, numbered. ``x`` (rows, inputs) and ``y`` (rows, outputs) hold them in float64; ``width`` is the
+    number of values in a row."""
+
+    def __init__(self, x: Tensor | None = None, y: Tensor | None = None) -> None:
+        self._x, self._y = ([] if t is None else [t] for t in (x, y))
+        self._count = 0 if x is None else len(x)
+        self.width = 0 if x is None or y is None else x.shape[1] + y.shape[1]
+
+    @property
+    def x(self) -> Tensor:
+        return _joined(self._x)
+
+    @property
+    def y(self) -> Tensor:
+        return _joined(self._y)
+
+    def points(self) -> list[Point]:
+        """All examples."""
+        return [Point(self, number) for number in range(self._count)]
+
+    def add(self, examples: Iterable[Point]) -> range:
+        """Raises :class:`ConfigError` where rows differ in size."""
+        points, first = list(examples), self._count
+        if points:
+            x, y = gathered(points)
+            for column, new, old in (("x", x, self._x), ("y", y, self._y)):
+                if self._count and old[0].shape[1] != new.shape[1]:
+                    message = f"rows have {old[0].shape[1]} and {new.shape[1]} numbers in column {column!r}: mend them"
+                    raise ConfigError.at("data", message)
+            self._x, self._y = ([*old, new] if self._count else [new] for old, new in ((self._x, x), (self._y, y)))
+            self.width = x.shape[1] + y.shape[1]
+            self._count += len(points)
+        return range(first, self._count)
+
+    def __getitem__(self, number: int) -> Point:
+        return Point(self, number)
+
+    def sha256(self) -> str:
+        digest = hashlib.sha256()
+        for tensor in (self.x, self.y):
+            digest.update(str(tuple(tensor.shape)).encode())
+            digest.update(tensor.contiguous().numpy().data)
+        return digest.hexdigest()
+
+
+def gathered(points: list[Point]) -> tuple[Tensor, Tensor]:
+    """``x`` and ``y`` of some points, in their order."""
+    store = points[0].store
+    if any(p.store is not store for p in points):
+        return torch.stack([p.store.x[p.number] for p in points]), torch.stack([p.store.y[p.number] for p in points])
+    numbers = torch.tensor([p.number for p in points])
+    return store.x[numbers], store.y[numbers]
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """The rows of all parts, which become one part."""
+    if len(parts) != 1:
+        parts[:] = [torch.cat(parts)] if parts else [torch.empty(0, 0, dtype=torch.float64)]
+    return parts[0]
+
 
 DOWN, UP = "linear.A", "linear.B"
 """The factors of the built-in network y = B A x."""
@@ -41,12 +115,11 @@ class LinearRegression(Task):
 
     @classmethod
     def of(cls, config: TaskConfig, tokenizer: Any, labels: Sequence[str]) -> Self:
-        """See :meth:`rondo.tasks.task.Task.of`. The truth is not known."""
+        """The truth is not known."""
         return cls()
 
     @classmethod
     def problem(cls, config: TaskConfig, row: Row, number: int) -> RowProblem | None:
-        """See :meth:`rondo.tasks.task.Task.problem`."""
         for column in ("x", "y"):
             values = row.get(column)
             if not isinstance(values, list | tuple) or not values:
@@ -57,7 +130,7 @@ class LinearRegression(Task):
         return None
 
     def encode(self, rows: Sequence[Row]) -> list[Point]:
-        """See :meth:`rondo.tasks.task.Task.encode`. Raises :class:`ConfigError` where rows differ in size."""
+        """Raises :class:`ConfigError` where rows differ in size."""
         if not rows:
             return []
         for column in ("x", "y"):
@@ -69,12 +142,12 @@ class LinearRegression(Task):
         return NumberStore(x, y).points()
 
     def collate(self, examples: Sequence[Point]) -> tuple[Batch, Batch]:
-        """See :meth:`rondo.tasks.task.Task.collate`: ``x`` (rows, inputs) and ``y`` (rows, outputs)."""
+        """``x`` (rows, inputs) and ``y`` (rows, outputs)."""
         x, y = gathered(list(examples))
         return {"x": x}, {"y": y}
 
     def loss(self, output: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
-        """See :meth:`rondo.tasks.task.Task.loss`; output (rows, outputs)."""
+        """Output (rows, outputs)."""
         sums = self.factor * (output - targets["y"]).square().sum(-1)
         return sums, torch.ones_like(sums)
 
@@ -83,7 +156,6 @@ class LinearRegression(Task):
         return _Tally(self)
 
     def store(self) -> NumberStore:
-        """See :meth:`rondo.tasks.task.Task.store`."""
         return NumberStore()
 
     def measures(

@@ -41,12 +41,10 @@ class Regression(Task):
 
     @classmethod
     def of(cls, config: TaskConfig, tokenizer: Any, labels: Sequence[str]) -> Self:
-        """See :meth:`rondo.tasks.task.Task.of`."""
         return cls(config.features or (), config.target or "")
 
     @classmethod
     def problem(cls, config: TaskConfig, row: Row, number: int) -> RowProblem | None:
-        """See :meth:`rondo.tasks.task.Task.problem`."""
         columns = [*(config.features or ()), *([config.target] if config.target is not None else [])]
         for column in columns:
             if (problem := number_problem(row, number, column)) is not None:
@@ -54,7 +52,6 @@ class Regression(Task):
         return None
 
     def encode(self, rows: Sequence[Row]) -> list[Numbers]:
-        """See :meth:`rondo.tasks.task.Task.encode`."""
         pairs = zip(self.unlabelled(rows), rows, strict=True)
         return [replace(example, target=float(row[self.target])) for example, row in pairs]
 
@@ -63,17 +60,17 @@ class Regression(Task):
         return [Numbers(tuple(float(row[c]) for c in self.features), 0.0) for row in rows]
 
     def collate(self, examples: Sequence[Numbers]) -> tuple[Batch, Batch]:
-        """See :meth:`rondo.tasks.task.Task.collate`: ``x`` (rows, features), and the target ``y`` (rows,)."""
+        """``x`` (rows, features), and the target ``y`` (rows,)."""
         x = torch.tensor([e.features for e in examples], dtype=self.precision)
         return {"x": x}, {"y": torch.tensor([e.target for e in examples], dtype=self.precision)}
 
     def loss(self, output: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
-        """See :meth:`rondo.tasks.task.Task.loss`: squared error, one target per row; output (rows,) or (rows, 1)."""
+        """Squared error, one target per row; output (rows,) or (rows, 1)."""
         y = targets["y"]
         return (output.reshape(y.shape) - y).square(), torch.ones_like(y)
 
     def predicted(self, output: Tensor) -> list[dict[str, Any]]:
-        """See :meth:`rondo.tasks.task.Task.predicted`: ``prediction``; output (rows,) or (rows, 1)."""
+        """``prediction``; output (rows,) or (rows, 1)."""
         return number_predictions(output)
 
     def tally(self) -> _Tally:

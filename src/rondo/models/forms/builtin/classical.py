@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from rondo.config.inputs import Norm
 from rondo.config.schema import RunConfig
-from rondo.models.forms.builtin.word_vectors import word_vectors
+from rondo.models.forms.builtin.words import word_vectors
 from rondo.process import seeded
 
 WORDS = 8192

@@ -65,7 +65,7 @@ class Heads(Network):
         dropout: Sequence[torch.Generator] | None = None,
         rows: Rows | None = None,
     ) -> Tensor:
-        """See :meth:`rondo.models.networks.network.Network.__call__`: ``x`` (rows, d) gives y (rows, 1)."""
+        """``x`` (rows, d) gives y (rows, 1)."""
         x, body, head = batch["x"], params[BODY], params[HEAD]
         if rows is not None and not rows.even:
             body, head = body[rows.index], head[rows.index]
@@ -82,7 +82,6 @@ class LinearOutline(Outline):
     problems: Sequence[Problem]
 
     def load(self, config: RunConfig, device: torch.device) -> OwnModel:
-        """See :meth:`rondo.models.forms.model.Outline.load`."""
         network = Heads(self.drawn) if self.drawn.config.kind == "heads" else factors(self.drawn)
         network.move(device)
         identity = {"model_sha256": fingerprint(network.module)}

@@ -13,8 +13,7 @@ from rondo.config import task_kinds as tasks
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, Problem
 from rondo.models.forms.builtin.classical import WORDS, make
-from rondo.models.forms.builtin.word_tokenizer import WordTokenizer, hashed
-from rondo.models.forms.builtin.word_vectors import word_vectors
+from rondo.models.forms.builtin.words import WordTokenizer, hashed, word_vectors
 from rondo.models.forms.model import Outline
 from rondo.models.forms.module import WholeModel, head_names, trained_names, whole_model
 from rondo.models.loading import peft
@@ -33,7 +32,6 @@ class ClassicalOutline(Outline):
     labels: Sequence[str]
 
     def load(self, config: RunConfig, device: torch.device) -> WholeModel:
-        """See :meth:`rondo.models.forms.model.Outline.load`."""
         kind = tasks.TABLE[config.task.kind]
         return whole_model(config, lambda: _made(config, self.labels), self.task, device, kind.peft)
 

@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rondo.tasks.language.answering.windows import IGNORED, Question
-from rondo.tasks.logits import wide
-from rondo.tasks.task import Batch, Scores
+from rondo.tasks.task import Batch, Scores, wide
 
 _MOST_SPANS = 2**22
 """Scores of spans that are computed at a time."""
@@ -187,14 +186,13 @@ class AnswerTally:
         self.loss, self.windows = 0.0, 0
 
     def add(self, output: Tensor, targets: Batch) -> None:
-        """See :class:`rondo.tasks.task.Tally`."""
         self.reader.add(output, targets)
         losses, counts = span_losses(output, targets)
         self.loss += float(losses.sum())
         self.windows += int(counts.sum())
 
     def scores(self) -> Scores:
-        """See :class:`rondo.tasks.task.Tally`. F1 and exact match are means over questions, the loss over windows."""
+        """F1 and exact match are means over questions, the loss over windows."""
         count, loss = len(self.reader.seen), self.loss / self.windows if self.windows else None
         if count == 0:
             return {"f1": None, "exact_match": None, "loss": None, "examples": 0}

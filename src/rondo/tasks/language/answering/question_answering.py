@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 import weakref
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -16,12 +17,80 @@ from torch import Tensor
 from rondo.config.inputs import TaskConfig
 from rondo.errors import ConfigError
 from rondo.tasks.language.answering.answer_scores import AnswerReader, AnswerTally, span_losses
-from rondo.tasks.language.answering.answers import answers_of
 from rondo.tasks.language.answering.windows import IGNORED, Question, Window, WindowStore, row_sizes
 from rondo.tasks.language.text import TextTask, pad
-from rondo.tasks.predictor import Predictor, batches
-from rondo.tasks.row_checks import Row, RowProblem
-from rondo.tasks.task import Batch
+from rondo.tasks.row_checks import Row, RowProblem, is_missing
+from rondo.tasks.task import Batch, Predictor, batches
+
+_FORMS = 'expected {"text": [...], "answer_start": [...]}, or texts with task.answer_start'
+
+
+def answers_of(context: str, value: Any, starts: Any, *, separate: bool) -> list[tuple[str, int]]:
+    """The answers in ``value``, with the character of ``context`` where each starts.
+
+    ``value`` is SQuAD's ``{"text": [...], "answer_start": [...]}`` as ``datasets`` stores it, or a list of
+    ``{"text", "answer_start"}`` as in SQuAD's own files. With ``separate``, it is a text or a list of texts, and
+    ``starts`` the start or starts. Each may be JSON, as in a CSV file. An empty cell is no answer.
+
+    Raises :class:`ValueError` with the reason for another form, and for an answer that is not in the context at its
+    start.
+    """
+    if _empty(value) and (not separate or _empty(starts)):
+        return []
+    if separate:
+        starts = _parsed(starts)
+        texts = value if isinstance(value, str) and not isinstance(starts, list | tuple) else _parsed(value)
+        pair = {"text": texts, "answer_start": starts}
+    else:
+        value = _parsed(value)
+        if isinstance(value, list | tuple) and all(isinstance(answer, Mapping) for answer in value):
+            pair = {key: [answer.get(key) for answer in value] for key in ("text", "answer_start")}
+        elif isinstance(value, Mapping) and value.keys() >= {"text", "answer_start"}:
+            pair = {key: value[key] for key in ("text", "answer_start")}
+        else:
+            raise ValueError(f"{_FORMS}, got {value!r:.60}")
+    texts, places = (
+        list(part) if isinstance(part, list | tuple) else [part]
+        for part in (_list(pair["text"]), _list(pair["answer_start"]))
+    )
+    if len(texts) != len(places):
+        raise ValueError(f"{len(texts)} answers and {len(places)} starts")
+    return [(text, _checked(context, text, place)) for text, place in zip(texts, places, strict=True)]
+
+
+def _empty(value: Any) -> bool:
+    return is_missing(value) or value == ""
+
+
+def _parsed(value: Any) -> Any:
+    """Content of a text read as JSON, and the numbers of an array; anything else as it is."""
+    value = _list(value)
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        raise ValueError(f"{_FORMS}, got the text {value!r:.60}, which is no JSON") from None
+
+
+def _list(value: Any) -> Any:
+    """An array's or a NumPy number's values in Python's types; anything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _checked(context: str, text: Any, value: Any) -> int:
+    """The start of an answer. Raises :class:`ValueError` if ``text`` is not in ``context`` there."""
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"an answer should be a text, and is {text!r:.60}")
+    if isinstance(value, bool) or not (isinstance(value, int) or (isinstance(value, float) and value.is_integer())):
+        raise ValueError(f"the start of {text!r:.60} should be a number of characters, and is {value!r:.60}")
+    start = int(value)
+    if start >= 0 and context[start : start + len(text)] == text:
+        return start
+    place = context.find(text)
+    where = f"it is at {place}" if place >= 0 else "it is nowhere in the context"
+    raise ValueError(f"{text!r:.60} is not at character {start} of the context (counted in characters); {where}")
+
 
 _MAX_ANSWER = 30
 """Tokens of the longest answer, if ``task.max_answer_tokens`` is left out, as in BERT's and transformers' scripts."""
@@ -66,8 +135,7 @@ class QuestionAnswering(TextTask):
 
     @classmethod
     def of(cls, config: TaskConfig, tokenizer: Any, labels: Sequence[str]) -> Self:
-        """See :meth:`rondo.tasks.task.Task.of`. Raises :class:`ConfigError` for a tokenizer that does not tell which
-        characters a token stands for."""
+        """Raises :class:`ConfigError` for a tokenizer that does not tell which characters a token stands for."""
         if not getattr(tokenizer, "is_fast", False):
             message = (
                 "its tokenizer does not tell a token's characters (no fast tokenizer), by which an answer is found"
@@ -87,7 +155,6 @@ class QuestionAnswering(TextTask):
 
     @classmethod
     def problem(cls, config: TaskConfig, row: Row, number: int) -> RowProblem | None:
-        """See :meth:`rondo.tasks.task.Task.problem`."""
         if config.answers is None or config.context is None:
             return None
         separate = config.answer_start is not None
@@ -102,8 +169,8 @@ class QuestionAnswering(TextTask):
         return None
 
     def encode(self, rows: Sequence[Row]) -> list[Window]:
-        """See :meth:`rondo.tasks.task.Task.encode`. A row gives one window or more, side by side. A question is cut to
-        a quarter of ``max_length``. A row whose answer no window holds whole is scored and not learned."""
+        """A row gives one window or more, side by side. A question is cut to a quarter of ``max_length``. A row whose
+        answer no window holds whole is scored and not learned."""
         answers = [self._answers(row) for row in rows]
         return self._windows(rows, answers)
 
@@ -112,7 +179,6 @@ class QuestionAnswering(TextTask):
         return self._windows(rows, [[]] * len(rows))
 
     def row_sizes(self, examples: Sequence[Window]) -> list[int]:
-        """See :meth:`rondo.tasks.task.Task.row_sizes`."""
         return row_sizes(examples)
 
     def _answers(self, row: Row) -> list[tuple[str, int]]:
@@ -195,7 +261,7 @@ class QuestionAnswering(TextTask):
         return windows if held else [replace(w, target=(IGNORED, IGNORED)) for w in windows]
 
     def collate(self, examples: Sequence[Window]) -> tuple[Batch, Batch]:
-        """See :meth:`rondo.tasks.task.Task.collate`. All targets are (rows,):
+        """All targets are (rows,):
 
         ``start``, ``end``: places of the answer's first and last token.
         ``cost``: tokens, without padding.
@@ -217,8 +283,8 @@ class QuestionAnswering(TextTask):
         return inputs, {name: torch.tensor(values) for name, values in targets.items()}
 
     def loss(self, output: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
-        """See :meth:`rondo.tasks.task.Task.loss`: the mean of two cross-entropies over a window's tokens, of the
-        answer's first and of its last, one target per window; output (rows, tokens, 2)."""
+        """The mean of two cross-entropies over a window's tokens, of the answer's first and of its last, one target per
+        window; output (rows, tokens, 2)."""
         return span_losses(output, targets)
 
     def reader(self) -> AnswerReader:
@@ -226,8 +292,8 @@ class QuestionAnswering(TextTask):
         return AnswerReader(self.max_answer_tokens, unanswerable=self.unanswerable)
 
     def predictions(self, rows: Sequence[Row], model: Predictor) -> list[dict[str, Any]]:
-        """See :meth:`rondo.tasks.task.Task.predictions`: the ``answer`` to each row's question, its ``probability``
-        among the answers that its window allows, and ``answer_start``, its character in the context or None."""
+        """The ``answer`` to each row's question, its ``probability`` among the answers that its window allows, and
+        ``answer_start``, its character in the context or None."""
         windows, reader = self.unlabelled(rows), self.reader()
         for batch in batches([w.cost for w in windows], model.batch_size):
             inputs, targets = self.collate([windows[i] for i in batch])
@@ -236,11 +302,9 @@ class QuestionAnswering(TextTask):
         return [{"answer": a.text, "probability": a.probability, "answer_start": a.start} for a in answers]
 
     def tally(self) -> AnswerTally:
-        """See :meth:`rondo.tasks.task.Task.tally`."""
         return AnswerTally(self.reader(), self._questions)
 
     def store(self) -> WindowStore:
-        """See :meth:`rondo.tasks.task.Task.store`."""
         return WindowStore()
 
 

@@ -7,6 +7,8 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from rondo.tasks.task import Store
+
 IGNORED = -100  # torch's index for targets without a loss
 
 
@@ -68,7 +70,7 @@ def row_sizes(windows: Iterable[Window]) -> list[int]:
     return sizes
 
 
-class WindowStore:
+class WindowStore(Store):
     """All windows of a run. Ids lie in flat arrays; a context and the characters of its tokens are held once per
     question, and equal contexts once."""
 
@@ -80,7 +82,6 @@ class WindowStore:
         self._cut_rows = self._lost_tokens = self._beyond = 0
 
     def add(self, examples: Iterable[Window]) -> range:
-        """See :class:`rondo.tasks.task.Store`."""
         first = len(self._ends) - 1
         for window in examples:
             if not self._questions or self._questions[-1] is not window.question:
@@ -104,11 +105,10 @@ class WindowStore:
         return Window(ids, whose, first, tokens, skipped, nothing, (target[0], target[1]), segments)
 
     def cost(self, number: int) -> int:
-        """See :class:`rondo.tasks.task.Store`."""
         return self._ends[number + 1] - self._ends[number]
 
     def account(self) -> dict[str, int]:
-        """See :class:`rondo.tasks.task.Store`. Tokens are those of all windows, which overlap."""
+        """Tokens are those of all windows, which overlap."""
         return {
             "rows": len(self._questions),
             "windows": len(self._ends) - 1,
@@ -119,7 +119,6 @@ class WindowStore:
         }
 
     def sha256(self) -> str:
-        """See :class:`rondo.tasks.task.Store`."""
         digest = hashlib.sha256()
         arrays: Sequence[array[int]] = (self._ids, self._ends, self._places, self._segments)
         for part in (*arrays, *(question.spans for question in self._questions)):

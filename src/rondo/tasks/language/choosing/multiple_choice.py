@@ -14,14 +14,20 @@ from rondo.config.inputs import TaskConfig
 from rondo.params import on_device
 from rondo.tasks.language import conversation
 from rondo.tasks.language.causal_lm import CausalLM
-from rondo.tasks.language.choosing.choices import LETTERS, choices_of, first_mentioned, right_of
+from rondo.tasks.language.choosing.choices import (
+    LETTERS,
+    Choice,
+    ChoiceExample,
+    ChoiceStore,
+    choices_of,
+    first_mentioned,
+    right_of,
+)
 from rondo.tasks.language.language_model import IGNORED
-from rondo.tasks.language.stores.choice_store import Choice, ChoiceExample, ChoiceStore
-from rondo.tasks.language.stores.token_store import TextExample
 from rondo.tasks.language.text import text_ids
-from rondo.tasks.predictor import Predictor, batches
+from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.row_checks import Row, RowProblem, UnusableRows, value_problem
-from rondo.tasks.task import Batch, Scores
+from rondo.tasks.task import Batch, Predictor, Scores, batches
 
 
 class MultipleChoice(CausalLM):
@@ -62,7 +68,6 @@ class MultipleChoice(CausalLM):
 
     @classmethod
     def of(cls, config: TaskConfig, tokenizer: Any, labels: Sequence[str]) -> Self:
-        """See :meth:`rondo.tasks.task.Task.of`."""
         prompt = [config.prompt] if isinstance(config.prompt, str) else list(config.prompt or ())
         return cls(
             tokenizer,
@@ -79,7 +84,6 @@ class MultipleChoice(CausalLM):
 
     @classmethod
     def problem(cls, config: TaskConfig, row: Row, number: int) -> RowProblem | None:
-        """See :meth:`rondo.tasks.task.Task.problem`."""
         column = config.choices or []
         name = column if isinstance(column, str) else column[0]
         try:
@@ -95,13 +99,12 @@ class MultipleChoice(CausalLM):
         return None
 
     def encode(self, rows: Sequence[Row]) -> list[TextExample]:
-        """See :meth:`rondo.tasks.task.Task.encode`. Rows of which a choice does not fit into ``max_length`` tokens are
-        left out."""
+        """Rows of which a choice does not fit into ``max_length`` tokens are left out."""
         return [example for row in rows if (example := self._example(row, self.answer)) is not None]
 
     def predictions(self, rows: Sequence[Row], model: Predictor) -> list[dict[str, Any]]:
-        """See :meth:`rondo.tasks.task.Task.predictions`: the likeliest ``choice`` and its ``probability`` among the
-        row's choices. A choice that does not fit makes its row unusable."""
+        """The likeliest ``choice`` and its ``probability`` among the row's choices. A choice that does not fit makes
+        its row unusable."""
         examples, problems = [], []
         for number, row in enumerate(rows):
             if (example := self._example(row, None)) is not None:
@@ -176,11 +179,10 @@ class MultipleChoice(CausalLM):
         return prompt, [choice or bare for choice, bare in zip(choices, alone, strict=True)], end
 
     def scored(self, examples: Sequence[Any]) -> Sequence[Choice]:
-        """See :meth:`rondo.tasks.task.Task.scored`: every choice of every row."""
+        """Every choice of every row."""
         return [part for row, example in enumerate(examples) for part in example.parts(row, IGNORED)]
 
     def prompt_and_answer(self, example: TextExample) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """See :meth:`rondo.tasks.language.causal_lm.CausalLM.prompt_and_answer`."""
         assert isinstance(example, ChoiceExample)
         return example.ids[: example.prompt], example.choices[example.right]
 
@@ -199,8 +201,8 @@ class MultipleChoice(CausalLM):
         return said.strip().removeprefix(self.before_choice.strip()).removesuffix(self.after_choice.strip()).strip()
 
     def collate(self, examples: Sequence[TextExample]) -> tuple[Batch, Batch]:
-        """See :meth:`rondo.tasks.language.causal_lm.CausalLM.collate`. Targets of choices to score also have the number
-        of their ``row``, the ``place`` in it, whether each is ``right``, and the ``size`` of its text."""
+        """Targets of choices to score also have the number of their ``row``, the ``place`` in it, whether each is
+        ``right``, and the ``size`` of its text."""
         inputs, targets = super().collate(examples)
         choices = [e for e in examples if isinstance(e, Choice)]
         if not choices:
@@ -214,7 +216,6 @@ class MultipleChoice(CausalLM):
         return _Tally(self)
 
     def store(self) -> ChoiceStore:
-        """See :meth:`rondo.tasks.task.Task.store`."""
         return ChoiceStore()
 
 

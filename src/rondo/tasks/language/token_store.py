@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rondo.tasks.task import Store
+
 
 @dataclass(frozen=True)
 class TextExample:
@@ -28,7 +30,7 @@ class TextExample:
         return len(self.ids)
 
 
-class TokenStore:
+class TokenStore(Store):
     """All examples of a run. Targets are all single or all sequences; all examples have segments, or none has.
 
     ``targets``: the array type of targets, "i" for classes and ids or "d" for numbers to predict.
@@ -42,7 +44,6 @@ class TokenStore:
         self._cut_rows = self._lost_tokens = 0
 
     def add(self, examples: Iterable[TextExample]) -> range:
-        """See :class:`rondo.tasks.task.Store`."""
         first = len(self._ends) - 1
         for example in examples:
             self._ids.extend(example.ids)
@@ -63,11 +64,9 @@ class TokenStore:
         return TextExample(tuple(self._ids[start:end]), target[0] if self._single else target, segments)
 
     def cost(self, number: int) -> int:
-        """See :class:`rondo.tasks.task.Store`."""
         return self._ends[number + 1] - self._ends[number]
 
     def account(self) -> dict[str, int]:
-        """See :class:`rondo.tasks.task.Store`."""
         rows = len(self._ends) - 1
         return {
             "rows": rows,
@@ -77,7 +76,6 @@ class TokenStore:
         }
 
     def sha256(self) -> str:
-        """See :class:`rondo.tasks.task.Store`."""
         digest = hashlib.sha256()
         for part in (self._ids, self._ends, self._targets, self._target_ends, self._segments):
             digest.update(len(part).to_bytes(8) + part.tobytes())

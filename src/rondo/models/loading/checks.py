@@ -1,4 +1,5 @@
-"""Rounded weights: the options for transformers, and a check that this processor multiplies by them correctly."""
+"""Checks of a loaded model: that a causal model and a decoder see no token that they are to predict, and that this
+processor multiplies by rounded weights correctly."""
 
 from __future__ import annotations
 
@@ -11,6 +12,66 @@ from torch.nn import functional
 
 from rondo.errors import ConfigError, Problem
 from rondo.models.kernels.rounded import is_rounded, read_back, unpacked
+from rondo.tasks.language.seq2seq_lm import REMEDY, decoder_start, sample_labels, shifted
+
+
+@torch.no_grad()
+def check_decoder(module: Any, tokenizer: Any) -> None:
+    """Compare the logits that ``module``, with its weights, computes from labels and from the shifted labels, and those
+    of two rows that differ in their last target alone; and its loss with the cross-entropy. Raises
+    :class:`ConfigError` if they differ by more than rounding."""
+    labels = sample_labels(tokenizer).to(module.device)
+    ids = labels.clamp_min(0)
+    start = decoder_start(module, tokenizer)
+    inputs = shifted(labels, start)
+    other = inputs.clone()
+    other[:, -1] = (other[:, -1] + 1) % int(module.get_input_embeddings().num_embeddings)
+    output = module(input_ids=ids, labels=labels)
+    theirs = output.logits
+    ours, changed = (module(input_ids=ids, decoder_input_ids=i).logits for i in (inputs, other))
+    allowed = 1e-4 * float(theirs.abs().max())
+    if not float((theirs - ours).abs().max()) <= allowed:
+        message = f"{module.config.model_type} computes other logits from labels than from the tokens one place later"
+        raise ConfigError.at("model.name", f"{message}: {REMEDY}")
+    if not float((ours - changed)[:, :-1].abs().max()) <= allowed:
+        message = f"the decoder of {module.config.model_type} sees the tokens that it is to predict: {REMEDY}"
+        raise ConfigError.at("model.name", message)
+    expected = functional.cross_entropy(theirs.flatten(0, 1).float(), labels.flatten())
+    if not float((output.loss - expected).abs()) <= 1e-3 * float(expected):
+        message = f"{module.config.model_type} has another loss than the cross-entropy of its targets (ProphetNet's)"
+        raise ConfigError.at("model.name", f"{message}: name another model")
+
+
+_REMEDY = "name a causal model such as GPT-2 or Llama, or set task.kind = 'sequence-classification'"
+
+
+def check_architecture(config: Any, module: nn.Module) -> None:
+    """Check what shows without weights. ``config`` is transformers' configuration as it was saved, ``module`` may be on
+    the meta device. Raises :class:`ConfigError`."""
+    if getattr(config, "is_encoder_decoder", False):
+        message = f"{config.model_type} has an encoder, whose output its decoder needs to predict a token"
+        raise ConfigError.at("model.name", f"{message}: name a causal model, or set task.kind = 'seq2seq-lm'")
+    flags = [m.is_causal for m in module.modules() if isinstance(getattr(m, "is_causal", None), bool)]
+    if getattr(config, "is_decoder", None) is False and flags and not any(flags):
+        raise ConfigError.at("model.name", _both_ways(config))
+
+
+@torch.no_grad()
+def check_logits(module: nn.Module) -> None:
+    """Compare the logits of two rows that differ in their last token only. Raises :class:`ConfigError` if the logits
+    before it differ by more than rounding."""
+    count = int(module.get_input_embeddings().num_embeddings)  # type: ignore[operator]
+    ids = torch.arange(8, device=next(module.parameters()).device).repeat(2, 1)
+    ids[1, -1] += 1
+    logits = module(input_ids=ids % count, attention_mask=torch.ones_like(ids)).logits[:, :-1]
+    if (logits[0] - logits[1]).abs().max() > 1e-4 * logits.abs().max():
+        raise ConfigError.at("model.name", _both_ways(module.config))
+
+
+def _both_ways(config: Any) -> str:
+    reason = "every token sees the tokens after it, so the next token is no secret to learn"
+    return f"{config.model_type} reads in both directions: {reason}; {_REMEDY}"
+
 
 _ROWS = 5
 _ALLOWED = 0.01

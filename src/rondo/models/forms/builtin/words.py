@@ -1,10 +1,15 @@
-"""Vectors of words from a text file, as GloVe's and word2vec's."""
+"""Words as numbers, by their digest or by a list that is everybody's, and their vectors from a text file, as GloVe's.
+
+A vocabulary of all clients' words would reveal some of them to the server. Words with the same digest share an
+embedding."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import re
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +18,59 @@ from torch import Tensor
 
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError
-from rondo.models.forms.builtin.word_tokenizer import RESERVED, SEPARATOR
+
+_WORD = re.compile(r"\w+|[^\w\s]")
+SEPARATOR, RESERVED = 1, 2
+"""The number between two texts, and how many numbers no word has."""
+
+
+class WordTokenizer:
+    """A tokenizer in the form of transformers', as far as tasks use it. 0 pads and 1 separates two texts.
+
+    ``number``: the number of a word in lower case, 1 if it has none.
+    """
+
+    pad_token_id = 0
+
+    def __init__(self, number: Callable[[str], int]) -> None:
+        self.number = number
+
+    def __call__(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        *,
+        truncation: bool = False,
+        max_length: int | None = None,
+        verbose: bool = True,
+    ) -> dict[str, list[list[int]]]:
+        """The numbers of the words of every text, or of a text and its pair, under ``input_ids``. ``truncation`` cuts
+        rows to ``max_length``, of a pair the longer text first. A text without a word is a single separator."""
+        limit = max_length if truncation else None
+        rows = []
+        for i, text in enumerate(texts):
+            ids = self._numbers(text)
+            if pairs is not None:
+                ids = _joined(ids, self._numbers(pairs[i]), limit)
+            rows.append((ids or [SEPARATOR])[:limit])
+        return {"input_ids": rows}
+
+    def _numbers(self, text: str) -> list[int]:
+        return [self.number(word) for word in _WORD.findall(text.lower())]
+
+
+def _joined(first: list[int], second: list[int], limit: int | None) -> list[int]:
+    room = len(first) + len(second) if limit is None else max(0, limit - 1)
+    shorter = min(len(first), len(second), room // 2)
+    kept = room - shorter if len(first) >= len(second) else shorter
+    return [*first[:kept], SEPARATOR, *second[: room - min(kept, len(first))]]
+
+
+@functools.lru_cache(maxsize=2**16)
+def hashed(word: str, size: int) -> int:
+    """A word's number below ``size``, by its digest."""
+    digest = hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return RESERVED + int.from_bytes(digest) % (size - RESERVED)
 
 
 @dataclass(frozen=True)
