@@ -21,6 +21,7 @@ from rondo.algorithms.compatible import refused
 from rondo.algorithms.table import TABLE
 from rondo.config import load
 from rondo.engine.client.job import decode_answers, encode_answers
+from rondo.engine.server.exchange import Exchange
 from rondo.engine.server.rounds import Server
 from rondo.engine.simulation import Simulation
 from rondo.engine.transport import Answer
@@ -236,9 +237,9 @@ def killed(patch: pytest.MonkeyPatch, attempt: int) -> None:
     """Kill the run in ``attempt``, once its answers are there."""
     original = Server._added_up
 
-    def dies(self: Server, uploads: Any, round: Round, cost: Any) -> Any:
-        result = original(self, uploads, round, cost)
-        if round.attempt == attempt:
+    def dies(self: Server, exchange: Exchange) -> Any:
+        result = original(self, exchange)
+        if exchange.setting.round.attempt == attempt:
             raise KeyboardInterrupt
         return result
 

@@ -32,6 +32,13 @@ def added(uploads: Iterable[Upload]) -> torch.Tensor:
     return total
 
 
+def given(counted: AggregationCost, uploads: Iterable[Upload]) -> Iterator[Upload]:
+    arriving = iter(uploads)
+    while (arrived := counted.following(arriving)) is not None:
+        yield arrived
+        del arrived
+
+
 def held(uploads: Iterable[Upload]) -> torch.Tensor:
     return torch.stack([u.params["x.A"] for u in list(uploads)]).sum(0)
 
@@ -41,14 +48,14 @@ def test_memory_of_a_sum_is_one_upload_and_the_sum(packed: bool) -> None:
     """The uploads themselves stay alive elsewhere."""
     elsewhere = [upload(i, packed=packed) for i in range(20)]
     with AggregationCost([]) as counted:
-        total = added(counted.given(elsewhere))
+        total = added(given(counted, elsewhere))
     assert total[0, 0] == sum(range(20))
     assert 12 * KB <= counted.peak_bytes <= 16 * KB  # the last upload may still be named while the next one comes
 
 
 def test_memory_of_a_stack_is_all_uploads_and_the_stack() -> None:
     with AggregationCost([]) as counted:
-        held(counted.given(upload(i) for i in range(20)))
+        held(given(counted, (upload(i) for i in range(20))))
     assert counted.peak_bytes == 20 * 4 * KB + 20 * 4 * KB
 
 
@@ -81,7 +88,7 @@ def test_arrival_of_uploads_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 
     with AggregationCost([]) as counted:
         now[0] += 2
-        for _ in counted.given(arriving()):
+        for _ in given(counted, arriving()):
             now[0] += 5
         now[0] += 3
     assert counted.seconds == 2 + 3 * 5 + 3
@@ -94,7 +101,7 @@ def test_error_on_the_way_of_an_upload_comes_through() -> None:
         raise ValueError("no more")
 
     with pytest.raises(ValueError, match="no more"), AggregationCost([]) as counted:
-        added(counted.given(arriving()))
+        added(given(counted, arriving()))
     before = counted.peak_bytes
     torch.zeros(10_000)
     assert counted.peak_bytes == before  # it counts no longer
@@ -102,7 +109,7 @@ def test_error_on_the_way_of_an_upload_comes_through() -> None:
 
 def test_uploads_without_tensors() -> None:
     with AggregationCost([]) as counted:
-        assert len(list(counted.given([Upload(Client("a", 1), {}, 1.0)]))) == 1
+        assert len(list(given(counted, [Upload(Client("a", 1), {}, 1.0)]))) == 1
     assert counted.peak_bytes == 0
 
 
@@ -111,7 +118,7 @@ def test_counting_changes_no_bit(name: str) -> None:
     for played in play(algorithms.get(name), rounds=2):
         counted = AggregationCost(serialization.tensors(played.before))
         with counted:
-            after = played.algorithm.aggregate(played.before, counted.given(played.uploads), played.round)
+            after = played.algorithm.aggregate(played.before, given(counted, played.uploads), played.round)
         assert serialization.same(after, played.after)
         assert counted.seconds > 0
 
@@ -123,7 +130,7 @@ def peak(algorithm: Algorithm[Any], count: int) -> int:
     uploads = (Upload(Client(f"{i:02}", 1), {n: t + i for n, t in start.items()}, 1.0) for i in range(count))
     counted = AggregationCost(serialization.tensors(state))
     with counted:
-        algorithm.aggregate(state, counted.given(uploads), Round(0, 4, 0, count))
+        algorithm.aggregate(state, given(counted, uploads), Round(0, 4, 0, count))
     return counted.peak_bytes
 
 

@@ -26,8 +26,9 @@ from rondo.algorithms.wrappers.server_optimizer import ServerStep, momentum
 from rondo.algorithms.wrappers.wrapper import Wrapper
 from rondo.config import RunConfig, load
 from rondo.data.population import Member, Population
-from rondo.engine.server import diagnostics, exchange, rounds
+from rondo.engine.server import diagnostics, exchange
 from rondo.engine.server.diagnostics import KEYS, diagnose, measure
+from rondo.engine.server.exchange import Exchange
 from rondo.engine.wire import serialization
 from rondo.models.networks.adapted_layer import Site
 from rondo.models.networks.adapted_network import AdaptedNetwork
@@ -475,18 +476,19 @@ def test_diagnostics_change_no_bit_of_a_run(name: str) -> None:
 @pytest.mark.parametrize(("every", "due"), [(None, [3]), (1, [0, 1, 2, 3]), (2, [1, 3]), (3, [2, 3]), (0, [])])
 def test_diagnostics_follow_their_schedule(every: int | None, due: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Uploads are kept in the rounds that are due, and in no others."""
-    kept = []
-    noted = exchange.noted
+    held = []
+    hold = Exchange._hold
 
-    def spy(uploads: Any, into: list[Upload], unpacked: Any) -> Iterator[Upload]:
-        kept.append(into)
-        return noted(uploads, into, unpacked)
+    def spy(self: Exchange, upload: Upload) -> None:
+        hold(self, upload)
+        held.append((self.setting.round.attempt, [u.client.id for u in self.held]))
 
-    monkeypatch.setattr(rounds, "noted", spy)
+    monkeypatch.setattr(Exchange, "_hold", spy)
     sim = simulated("rolora", every)
     records = [sim.run_round(t) for t in range(4)]
     assert [r["round"] for r in records if "diagnostics" in r] == due
-    assert [[u.client.id for u in round_uploads] for round_uploads in kept] == [["ann", "bob", "cid"]] * len(due)
+    growing = (["ann"], ["ann", "bob"], ["ann", "bob", "cid"])
+    assert held == [(attempt, names) for attempt in due for names in growing]
 
 
 def test_uploads_beyond_the_limit_give_no_diagnostics(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from rondo.engine.server.diagnostics import HELD_BYTES
 from rondo.engine.server.gate import Gate
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.transport import Answer, Observer, Transport, Turnout, Work
+from rondo.engine.wire import serialization
 from rondo.engine.wire.envelope import Identity
 from rondo.engine.wire.parcel import Parcel
 from rondo.engine.wire.strict import Rejected
@@ -52,6 +53,9 @@ class Exchange:
     - ``refused``: clients whose upload was turned away as expected, with the reason.
     - ``rejected``: the number of uploads turned away, by reason.
     - ``up``, ``down``, ``first_contact``: bytes. All that a client is sent in its first exchange is first contact.
+    - ``held``: the uploads, where the round is measured and they have no more than ``HELD_BYTES`` together.
+    - ``error``: an error on an upload's way, which passes through the algorithm that asks for it.
+    - ``cost``: of the server's own part.
     """
 
     def __init__(self, setting: RoundContext, turnout: Turnout) -> None:
@@ -65,8 +69,32 @@ class Exchange:
         self._flops: list[int | None] = []
         self._new: set[str] = set()
         """Ids of clients that have not been asked before."""
+        self.held: list[Upload] = []
+        self._held_bytes = 0
+        self.error: Exception | None = None
+        self.cost = AggregationCost(serialization.tensors(setting.state))
+        self._arriving = self._uploads()
 
-    def __iter__(self) -> Iterator[Upload]:
+    def __iter__(self) -> Exchange:
+        return self
+
+    def __next__(self) -> Upload:
+        """The next upload. To be asked for within ``with exchange.cost``."""
+        try:
+            upload = self.cost.following(self._arriving)
+        except Exception as error:
+            self.error = error
+            raise
+        if upload is None:
+            raise StopIteration
+        return upload
+
+    def drain(self) -> None:
+        """Ask for all further uploads, which nobody adds up."""
+        for _ in self._arriving:
+            pass
+
+    def _uploads(self) -> Iterator[Upload]:
         setting, turnout = self.setting, self.turnout
         gate = Gate(
             setting.algorithm,
@@ -108,6 +136,8 @@ class Exchange:
             self._flops.append(answer.flops)
             if answer.loss is not None:
                 self._losses.append((answer.loss, upload.weight))
+            if setting.measured:
+                self._hold(upload)
             yield upload
         if setting.rows is not None:
             setting.rows.settle()
@@ -127,6 +157,17 @@ class Exchange:
         except Rejected as rejection:
             self.rejected[rejection.reason] = self.rejected.get(rejection.reason, 0) + 1
             return None, ClientFailed(answer.client.id, rejection.reason, rejection.detail)
+
+    def _hold(self, upload: Upload) -> None:
+        """Keep ``upload``, unpacked, unless the uploads exceed ``HELD_BYTES``: then none is kept."""
+        algorithm = self.setting.algorithm
+        if self._held_bytes <= HELD_BYTES and algorithm.traits.packed:
+            upload = algorithm.expand(self.setting.state, upload)
+        self._held_bytes += num_bytes(upload.params)
+        if self._held_bytes <= HELD_BYTES:
+            self.held.append(upload)
+        else:
+            self.held.clear()
 
     def _private_steps(self, answer: Answer) -> int:
         """The private steps behind an answer: those that it counts, or those that the method asks of a remote
@@ -180,22 +221,6 @@ class Exchange:
         return sum(counted) if len(counted) == len(self._flops) else None
 
 
-def noted(
-    uploads: Iterable[Upload], into: list[Upload], unpacked: Callable[[Upload], Upload] = lambda upload: upload
-) -> Iterator[Upload]:
-    """Pass ``uploads`` on and append each to ``into``, as ``unpacked`` makes it. Once they exceed ``HELD_BYTES``,
-    ``into`` is emptied."""
-    held = 0
-    for upload in uploads:
-        whole = unpacked(upload) if held <= HELD_BYTES else upload
-        held += num_bytes(whole.params)
-        if held <= HELD_BYTES:
-            into.append(whole)
-        else:
-            into.clear()
-        yield upload
-
-
 class AggregationCost(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts within ``with``, in the thread that entered it. Results are those without it, bit for bit.
 
@@ -233,21 +258,15 @@ class AggregationCost(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._note(storage, storage.nbytes())
         return result
 
-    def given(self, uploads: Iterable[Upload]) -> Iterator[Upload]:
-        """``uploads``, whose arrival costs nothing. Each is passed on as tensors of its own over the same memory, since
-        others may hold the upload longer than the algorithm does. To be used within ``with``."""
-        arriving = iter(uploads)
-        while True:
-            self.__exit__(None, None, None)
-            try:
-                upload = next(arriving, None)
-                if upload is None:
-                    return
-                upload = self._aliased(upload)
-            finally:
-                self.__enter__()
-            yield upload
-            del upload
+    def following(self, arriving: Iterator[Upload]) -> Upload | None:
+        """The next of ``arriving``, whose arrival costs nothing; None behind the last. It has tensors of its own over
+        the same memory, since others may hold the upload longer than the algorithm does. To be used within ``with``."""
+        self.__exit__(None, None, None)
+        try:
+            upload = next(arriving, None)
+            return None if upload is None else self._aliased(upload)
+        finally:
+            self.__enter__()
 
     def _aliased(self, upload: Upload) -> Upload:
         if isinstance(upload.params, Packed):

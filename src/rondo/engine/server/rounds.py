@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Upload, Weight
+from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Weight
 from rondo.config.schema import RunConfig
 from rondo.engine.server.diagnostics import diagnose
-from rondo.engine.server.exchange import AggregationCost, Exchange, RoundContext, noted
+from rondo.engine.server.exchange import Exchange, RoundContext
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.transport import Observer, Transport
 from rondo.engine.wire import serialization
@@ -61,11 +61,9 @@ class Server:
         of a cohort decide how its sums are rounded, so a cohort that lost a client unexpectedly is trained again
         without it.
         """
-        started, round, needed = time.perf_counter(), self.round(attempt), self.sum.least
+        started, round = time.perf_counter(), self.round(attempt)
         chosen = self.sum.sample(self._able(round), round)
-        turnout = self.transport.expected(chosen, round, ())
-        diagnosed = self._diagnosed(round)
-        setting = RoundContext(
+        context = RoundContext(
             algorithm=self.algorithm,
             state=self.state,
             round=round,
@@ -74,88 +72,95 @@ class Server:
             ledger=self.ledger,
             rows=self.rows,
             transport=self.transport,
-            measured=diagnosed,
+            measured=self._diagnosed(round),
             observer=observer or Observer(),
         )
-        failed: dict[str, ClientFailed] = {}
-        down = first_contact = 0
-        while True:
-            setting.observer.round_started(attempt, len(turnout.asked))
-            exchange = Exchange(setting, turnout)
-            held: list[Upload] = []
-            uploads = noted(exchange, held, self._unpacked) if diagnosed else iter(exchange)
-            cost = AggregationCost(serialization.tensors(self.state))
-            total, fault = self._added_up(uploads, round, cost)
-            down, first_contact = down + exchange.down, first_contact + exchange.first_contact
-            if not exchange.failed:
-                break
-            failed |= exchange.failed
-            again = self.transport.expected(chosen, round, failed.keys())
-            if len(again.asked) < needed:
-                break
-            left = tuple(c for c in turnout.asked if c.id not in exchange.failed)
-            if again.asked == left and not self.transport.must_repeat(turnout.asked, exchange.failed.keys()):
-                break
-            turnout = again
-        if fault is None:
-            new, fault = self._opened(total, round) if len(exchange.kept) >= needed else (self.state, None)
-        lost = {**turnout.lost, **exchange.refused, **failed}
-        skipped = None
-        if len(exchange.kept) < needed:
-            skipped = f"{len(exchange.kept)} uploads, min_clients is {needed}"
-        elif fault is not None:
-            skipped = f"the uploads cannot be aggregated: {fault}"
-        elif not all(t.isfinite().all() for t in serialization.tensors(new) if t.is_floating_point()):
-            skipped = "what the uploads were aggregated to is not finite"
-        record = {
-            "round": attempt,
-            "clients": len(exchange.kept),
-            "sampled": len(chosen),
-            "failed": [
-                {"client": c.id, "reason": lost[c.id].reason, "detail": lost[c.id].detail}
-                for c in chosen
-                if c.id in lost
-            ],
-            "rejected": exchange.rejected,
-            "skipped": skipped,
-            "loss": None if self.config.guarantee.hides_uploads else exchange.loss(),
-            "lr": self.config.train.rate(round.index, round.total),
-            "bytes_up": exchange.up,
-            "bytes_down": down,
-            "bytes_first_contact": first_contact,
-            "client_flops": None if self.config.guarantee.hides_uploads else exchange.flops(),
-            "server_seconds": cost.seconds,
-            "server_memory_bytes": cost.peak_bytes,
-            **({} if self.rows is None else self.rows.record([c.id for c in chosen])),
-        }
-        before = self.state
+        gathered = self._gathered(chosen, context)
+        before, kept = self.state, gathered.exchange.kept
+        new, skipped = self._next_state(gathered, round)
+        record = self._record(gathered, chosen, round, skipped)
         if skipped is None:
             self.state = serialization.canonical(new)
             self.aggregated += 1
-            self.kept.update({c: serialization.canonical(local) for c, local in exchange.kept.items() if local})
-            self.ledger.counted |= {c: attempt for c, local in exchange.kept.items() if local is None}
+            self.kept.update({c: serialization.canonical(local) for c, local in kept.items() if local})
+            self.ledger.counted |= {c: attempt for c, local in kept.items() if local is None}
         record["aggregated"] = self.aggregated
         record["train_seconds"] = time.perf_counter() - started
         record |= peak_memory()
-        if skipped is None and diagnosed:
+        if skipped is None and context.measured:
+            held = gathered.exchange.held
             record["diagnostics"] = diagnose(self.algorithm, self.sites, before, self.state, held, round, self.initial)
         return record
 
-    def _added_up(self, uploads: Iterator[Upload], round: Round, cost: AggregationCost) -> tuple[Any, str | None]:
-        """The sum of ``uploads``, or the error that costs the round. All uploads are asked for in any case. ``cost``
-        counts the work on them."""
-        raised: list[Exception] = []
-        arriving = _passed_on(uploads, raised)
+    def _gathered(self, chosen: Sequence[Client], context: RoundContext) -> _Gathered:
+        """Exchange with the ``chosen`` clients, again without the failed ones while these change the others' bits."""
+        round = context.round
+        turnout = self.transport.expected(chosen, round, ())
+        failed: dict[str, ClientFailed] = {}
+        down = first_contact = 0
+        while True:
+            context.observer.round_started(round.attempt, len(turnout.asked))
+            exchange = Exchange(context, turnout)
+            total, fault = self._added_up(exchange)
+            down, first_contact = down + exchange.down, first_contact + exchange.first_contact
+            failed |= exchange.failed
+            again = self.transport.expected(chosen, round, failed.keys()) if exchange.failed else turnout
+            left = tuple(c for c in turnout.asked if c.id not in exchange.failed)
+            if not exchange.failed or len(again.asked) < self.sum.least:
+                break
+            if again.asked == left and not self.transport.must_repeat(turnout.asked, exchange.failed.keys()):
+                break
+            turnout = again
+        return _Gathered(exchange, total, fault, {**turnout.lost, **exchange.refused, **failed}, down, first_contact)
+
+    def _added_up(self, exchange: Exchange) -> tuple[Any, str | None]:
+        """The sum of an exchange's uploads, or the error that costs the round. All uploads are asked for in any
+        case."""
+        setting = exchange.setting
         try:
-            with cost:
-                return self.sum.total(self.algorithm, self.state, cost.given(arriving), round), None
+            with exchange.cost:
+                return self.sum.total(self.algorithm, self.state, exchange, setting.round), None
         except self.sum.faults as error:
-            if raised or is_out_of_memory(error):
+            if exchange.error is not None or is_out_of_memory(error):
                 raise
             fault = f"{type(error).__name__}: {error}".split("\n")[0]
-        for _ in arriving:
-            pass
+        exchange.drain()
         return None, fault
+
+    def _next_state(self, gathered: _Gathered, round: Round) -> tuple[Any, str | None]:
+        """The state after the round, or the reason why it is skipped."""
+        count, needed = len(gathered.exchange.kept), self.sum.least
+        if count < needed:
+            return self.state, f"{count} uploads, min_clients is {needed}"
+        new, fault = (self.state, gathered.fault) if gathered.fault else self._opened(gathered.total, round)
+        if fault is not None:
+            return new, f"the uploads cannot be aggregated: {fault}"
+        if not all(t.isfinite().all() for t in serialization.tensors(new) if t.is_floating_point()):
+            return new, "what the uploads were aggregated to is not finite"
+        return new, None
+
+    def _record(
+        self, gathered: _Gathered, chosen: Sequence[Client], round: Round, skipped: str | None
+    ) -> dict[str, Any]:
+        exchange, lost, hidden = gathered.exchange, gathered.lost, self.config.guarantee.hides_uploads
+        failures = [(c.id, lost[c.id]) for c in chosen if c.id in lost]
+        return {
+            "round": round.attempt,
+            "clients": len(exchange.kept),
+            "sampled": len(chosen),
+            "failed": [{"client": name, "reason": f.reason, "detail": f.detail} for name, f in failures],
+            "rejected": exchange.rejected,
+            "skipped": skipped,
+            "loss": None if hidden else exchange.loss(),
+            "lr": self.config.train.rate(round.index, round.total),
+            "bytes_up": exchange.up,
+            "bytes_down": gathered.down,
+            "bytes_first_contact": gathered.first_contact,
+            "client_flops": None if hidden else exchange.flops(),
+            "server_seconds": exchange.cost.seconds,
+            "server_memory_bytes": exchange.cost.peak_bytes,
+            **({} if self.rows is None else self.rows.record([c.id for c in chosen])),
+        }
 
     def _opened(self, total: Any, round: Round) -> tuple[Any, str | None]:
         """The state after ``total``, or the error of an algorithm that cannot finish it."""
@@ -172,9 +177,6 @@ class Server:
     def _able(self, round: Round) -> Sequence[Client]:
         return self.clients if self.rows is None else self.rows.able(self.algorithm, self.state, self.clients, round)
 
-    def _unpacked(self, upload: Upload) -> Upload:
-        return self.algorithm.expand(self.state, upload) if self.algorithm.traits.packed else upload
-
     def _diagnosed(self, round: Round) -> bool:
         every = 0 if self.config.guarantee.hides_uploads else self.config.evaluation.diagnostics_every
         return every > 0 and ((round.attempt + 1) % every == 0 or round.attempt + 1 == round.total)
@@ -189,10 +191,15 @@ def first_state(
     return serialization.canonical(algorithm.init(initial, weights, round))
 
 
-def _passed_on(uploads: Iterator[Upload], raised: list[Exception]) -> Iterator[Upload]:
-    """``uploads``. An error on their way, which passes through the algorithm that asks for them, is noted."""
-    try:
-        yield from uploads
-    except Exception as error:
-        raised.append(error)
-        raise
+@dataclass(frozen=True)
+class _Gathered:
+    """What a round's exchanges brought, and the bytes that they cost."""
+
+    exchange: Exchange
+    """The last one, whose uploads count."""
+    total: Any
+    fault: str | None
+    """The error that costs the round."""
+    lost: Mapping[str, ClientFailed]
+    down: int
+    first_contact: int
