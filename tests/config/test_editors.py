@@ -12,8 +12,8 @@ import pytest
 import rondo
 from rondo import algorithms
 from rondo.config import load
-from rondo.config.editors import HEADING, json_schema
 from rondo.config.papers.writer import text
+from rondo.config.reference import HEADING, json_schema
 from rondo.data.demo import STARTER
 
 jsonschema = pytest.importorskip("jsonschema", reason="the other judge")

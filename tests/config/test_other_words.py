@@ -7,8 +7,7 @@ import re
 import pytest
 
 from rondo.config import load
-from rondo.config.explain import unknown, unknown_key
-from rondo.config.rules.other_words import WORDS
+from rondo.config.explain import WORDS, unknown, unknown_key
 from rondo.config.schema import FileConfig
 from rondo.errors import ConfigError
 

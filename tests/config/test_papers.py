@@ -14,10 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 from rondo.cli import app
-from rondo.config.editors import HEADING
 from rondo.config.load import load
 from rondo.config.papers import writer
-from rondo.config.papers.rows import SETTINGS, read
+from rondo.config.papers.writer import SETTINGS, read
+from rondo.config.reference import HEADING
 from rondo.study import compare
 
 PUBLISHED = next((path for p in Path(__file__).parents if (path := p / "shared" / "published").is_dir()), Path())

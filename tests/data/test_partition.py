@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rondo.config import ConfigError, PartitionConfig
-from rondo.data.partition.deal import NOBODY, Deal, deal, deal_tests, histogram
-from rondo.data.partition.label_skew import proportional
+from rondo.data.partition.deal import NOBODY, Deal, deal, deal_tests, histogram, proportional
 
 COUNT = 120
 LABELS = [str(i % 6) for i in range(COUNT)]

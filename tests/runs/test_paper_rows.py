@@ -15,7 +15,7 @@ import rondo
 from choice_rows import COMMONSENSE, byte_pairs, commonsense
 from leaf_files import femnist, sent140, write_leaf
 from rondo.config.papers import writer
-from rondo.config.papers.rows import SETTINGS
+from rondo.config.papers.writer import SETTINGS
 from small_runs import reviews, save_tokenizer, write_rows
 
 DEFAULT = ("fedrep/cifar10", "florg/rte", "rolora/qnli-187kb")

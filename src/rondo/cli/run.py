@@ -158,7 +158,7 @@ def _run(
 def schema() -> None:
     """Print the JSON schema of a configuration, by which editors complete keys and mark errors."""
     with user_errors():
-        from rondo.config.editors import json_schema
+        from rondo.config.reference import json_schema
 
         print(json.dumps(json_schema(), indent=1))
 
@@ -180,8 +180,8 @@ def init(
 ) -> None:
     """Write a commented configuration to start from, or the one of a paper."""
     with user_errors():
-        from rondo.config.editors import HEADING
         from rondo.config.papers import writer
+        from rondo.config.reference import HEADING
         from rondo.data.demo import STARTER
 
         if paper == "list":

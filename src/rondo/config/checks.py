@@ -13,7 +13,7 @@ from rondo.config import packages
 from rondo.config import task_kinds as tasks
 from rondo.config.inputs import BUILTIN_DATA, BUILTIN_IMAGES, BUILTIN_MODEL, LINEAR
 from rondo.config.schema import ClientsConfig, RunConfig
-from rondo.config.track import PACKAGES
+from rondo.config.section import PACKAGES
 from rondo.errors import ConfigError, Problem
 
 BUILTINS = (BUILTIN_DATA, BUILTIN_IMAGES, LINEAR)

@@ -1,5 +1,5 @@
-"""The reference of every configuration key, made of the schema: for docs/configuration.md and ``rondo show config``.
-Imports no torch."""
+"""The reference of every configuration key, made of the schema: for docs/configuration.md, ``rondo show config``, and
+as a JSON schema for editors. Imports no torch."""
 
 from __future__ import annotations
 
@@ -138,3 +138,30 @@ def _key_text(key: Key, width: int) -> str:
     name = f"{key.path} = {key.default}" if key.default else f"{key.path} (not set)"
     body = [textwrap.fill(part, width - 4, break_on_hyphens=False) for part in (key.values, key.meaning)]
     return f"{name}\n" + textwrap.indent("\n".join(body), " " * 4)
+
+
+FILE = "rondo.schema.json"
+"""The name that :data:`HEADING` expects."""
+
+HEADING = f"#:schema ./{FILE}\n# Editors complete and check keys by that file: rondo schema > {FILE}"
+"""The first lines of a TOML file, for editors with Taplo (Even Better TOML)."""
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema of a file, draft 2020-12. It has types, bounds, choices and names of keys; rules over several keys are
+    ``rondo run``'s alone."""
+    schema = FileConfig.model_json_schema()
+    own = {"type": "string", "pattern": ":", "description": "An algorithm of one's own: package.module:Class."}
+    algorithm = schema["$defs"]["AlgorithmConfig"]
+    algorithm["properties"]["name"]["anyOf"] = [{"enum": list(algorithms.TABLE)}, own]
+    algorithm["allOf"] = [_fields_of(name) for name in algorithms.TABLE]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _fields_of(name: str) -> dict[str, Any]:
+    """The keys of ``[algorithm]`` where it has this name."""
+    fields = {key: TypeAdapter(kind).json_schema() for key, kind in algorithms.TABLE[name].fields.items()}
+    named = {"properties": {"name": {"const": name}}}
+    if name != FileConfig().algorithm.name:  # which a table without a name has
+        named["required"] = ["name"]  # type: ignore[assignment]
+    return {"if": named, "then": {"properties": {"name": True, **fields}, "additionalProperties": False}}

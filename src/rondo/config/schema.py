@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from rondo.algorithms.table import Rule
-from rondo.config.compression import CompressionConfig
 from rondo.config.inputs import (
     BUILTIN_NETWORKS,
     AdapterConfig,
@@ -19,8 +18,7 @@ from rondo.config.inputs import (
     ProblemConfig,
     TaskConfig,
 )
-from rondo.config.section import Fraction, Positive, Section
-from rondo.config.track import TrackConfig
+from rondo.config.section import CompressionConfig, Fraction, Positive, Section, TrackConfig
 from rondo.privacy.guarantee import Guarantee
 
 

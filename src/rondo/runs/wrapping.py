@@ -15,9 +15,9 @@ from rondo.algorithms.wrappers.robust import MEANS, Robust
 from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS, ServerOptimizer, ServerStep
 from rondo.algorithms.wrappers.shared_head import SharedHead
 from rondo.config.checks import data_source
-from rondo.config.compression import CompressionConfig
 from rondo.config.inputs import LINEAR
 from rondo.config.schema import RunConfig, ServerConfig
+from rondo.config.section import CompressionConfig
 from rondo.errors import ConfigError, Problem
 from rondo.params import Params, Role, Select, buffer, everything, head, nothing, pick
 

@@ -1,4 +1,4 @@
-"""Runs over Ray. The other tests of workers need no Ray: ``test_hand.py``, ``tests/engine/test_crew.py``."""
+"""Runs over Ray. The other tests of workers need no Ray: ``test_places.py``, ``tests/engine/test_crew.py``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rondo.config import ConfigError
 from rondo.errors import RunInterrupted, RunStopped
 from rondo.runs.watching.progress import Quiet
 from rondo.runs.workers import ray as over_ray
-from rondo.runs.workers.hand import Order
+from rondo.runs.workers.places import Order
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
 OVER_RAY = ("simulation.engine=ray", "simulation.workers=2")

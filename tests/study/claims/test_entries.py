@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rondo.cli import app
-from rondo.config.papers.rows import SETTINGS
+from rondo.config.papers.writer import SETTINGS
 from rondo.errors import ConfigError, DiskFailed
 from rondo.runs import runner
 from rondo.study.claims import entry as entries

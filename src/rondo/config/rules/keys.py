@@ -12,9 +12,7 @@ from rondo import own_code
 from rondo.algorithms.table import SERVER_OPTIONS
 from rondo.config import task_kinds as tasks
 from rondo.config.checks import BUILTINS, client_checks, data_source, exists, is_path, partition_kind, text_form_checks
-from rondo.config.inputs import BUILTIN_DATA, BUILTIN_MODEL, BUILTIN_NETWORKS, LINEAR, ModelConfig
-from rondo.config.rules.compression import compression_checks
-from rondo.config.rules.linear import linear_checks
+from rondo.config.inputs import BUILTIN_DATA, BUILTIN_MODEL, BUILTIN_NETWORKS, LINEAR, ModelConfig, ProblemConfig
 from rondo.config.rules.privacy import privacy_checks
 from rondo.config.schema import FaultKind, RunConfig
 from rondo.errors import Problem
@@ -237,3 +235,50 @@ def _task_checks(config: RunConfig, own_data: bool) -> Iterator[Problem]:
     if config.evaluation.positive is not None and config.evaluation.f1 is not None:
         message = "a mean over all classes, and evaluation.positive names one class: remove one of the two"
         yield Problem("evaluation.f1", message)
+
+
+def compression_checks(config: RunConfig) -> Iterator[Problem]:
+    """Yield the faults of ``[compression]``."""
+    compression = config.compression
+    for key, kind in (("bits", "rounding"), ("keep", "top-k")):
+        if getattr(compression, key) is not None and compression.kind != kind:
+            yield Problem(f"compression.{key}", f"only kind = {kind!r} uses it: set that, or remove it")
+    if compression.kind == "none":
+        return
+    if config.admission.clip:
+        message = "a packed upload has no numbers that could be scaled: remove it, and larger uploads are turned away"
+        yield Problem("admission.clip", message)
+    if config.privacy.secure_aggregation:
+        message = "masked numbers are those of one ring for all clients, and each packed upload has its own scale"
+        yield Problem("compression.kind", f'{message}: set it to "none", or remove privacy.secure_aggregation')
+
+
+def linear_checks(config: RunConfig, source: str | None) -> Iterator[Problem]:
+    """Yield the faults of a linear problem: of its section, and of data, task and network that do not go together.
+
+    ``source``: the data of the run.
+    """
+    problem, data, model = config.problem, source == LINEAR, config.model.name == LINEAR
+    if model and config.task.kind != "linear":
+        yield Problem("model.name", f"{LINEAR!r} is a network for task.kind = 'linear': set it, or name another")
+    if config.task.kind == "linear" and not model and not own_code.is_name(config.model.name):
+        message = f"kind = 'linear' needs {LINEAR!r}, or a network of one's own as package.module:factory: name one"
+        yield Problem("model.name", message)
+    if not (data or model) and problem != ProblemConfig():
+        yield Problem("problem", f"only data.source = {LINEAR!r} uses this section: set it, or remove the section")
+    if problem.kind == "heads":
+        for key in ("outputs", "spread"):
+            if getattr(problem, key):
+                yield Problem(f"problem.{key}", "only kind = 'factors' uses it: remove it")
+    outputs = problem.inputs if problem.outputs is None else problem.outputs
+    largest = problem.inputs if problem.kind == "heads" else min(problem.inputs, outputs)
+    if problem.rank > largest:
+        yield Problem("problem.rank", f"above {largest}, the most that these sizes allow: lower it")
+    if problem.kind == "heads" and problem.clients < problem.rank:
+        yield Problem("problem.clients", f"fewer than rank = {problem.rank}, so the heads cannot differ: raise it")
+    if problem.design == "isotropic" and problem.rows < problem.inputs:
+        message = f"isotropic inputs need as many rows as inputs, {problem.inputs}: raise it, or take gaussian ones"
+        yield Problem("problem.rows", message)
+    if problem.start_distance is not None and problem.inputs < 2 * problem.rank:
+        message = f"{problem.inputs} inputs have no room for rank = {problem.rank} rows at a distance of as many others"
+        yield Problem("problem.start_distance", f"{message}: raise problem.inputs, or remove it")

@@ -6,10 +6,12 @@ import gzip
 import io
 import json
 from array import array
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from rondo.data.files import leaf
+import numpy as np
+
 from rondo.data.files.placed import Counted, Lines, PlacedRows
 from rondo.data.files.room import Room, TextForm
 from rondo.data.files.tables import Rows, dataset_rows, named_classes
@@ -132,10 +134,10 @@ def _of_json(text: str, one_client: bool) -> tuple[Rows, array[int] | None]:
         return tree, None
     if not isinstance(tree, dict):
         raise OtherForm("is neither a list of rows nor a row a line: save a list of objects")
-    if leaf.is_leaf(tree):
+    if _is_leaf(tree):
         if one_client:
-            raise OtherForm(f"has the rows of {len(tree['users'])} clients, as LEAF writes them: {leaf.REMEDY}")
-        return leaf.rows(tree), None
+            raise OtherForm(f"has the rows of {len(tree['users'])} clients, as LEAF writes them: {_NAME_LEAF}")
+        return _leaf_rows(tree), None
     fields = [key for key, value in tree.items() if _are_rows(value)]
     if named := [key for key in fields if key in _ROWS_FIELDS]:
         return tree[named[0]], None
@@ -262,3 +264,36 @@ def _parquet(path: Path, room: Room) -> Rows:
         named_classes(rows, file.schema_arrow)
     pyarrow.default_memory_pool().release_unused()  # of 18 MB of pictures it kept 50 MB
     return rows
+
+
+_NAME_LEAF = "name it, or its folder, in data.source, and set partition.kind = 'natural' and partition.column = 'user'"
+
+
+def _is_leaf(tree: Mapping[str, Any]) -> bool:
+    """Whether the object in a JSON file has LEAF's form."""
+    return isinstance(tree.get("users"), list) and isinstance(tree.get("user_data"), dict)
+
+
+def _leaf_rows(tree: Mapping[str, Any]) -> Rows:
+    """The rows of ``users``, with the columns ``user``, ``x`` and ``y``. A list of floats (FEMNIST's pixels) is an
+    array in ``x``; a list of texts (Sent140) has a column each, ``x0``, ``x1`` and so on. Raises ValueError with the
+    fault of a user."""
+    return [row for user in tree["users"] for row in _of_user(user, tree["user_data"].get(user))]
+
+
+def _of_user(user: Any, data: Any) -> Iterator[dict[str, Any]]:
+    x, y = (data.get(name) if isinstance(data, dict) else None for name in ("x", "y"))
+    if not (isinstance(x, list) and isinstance(y, list)):
+        raise ValueError(f"user_data has no lists x and y of user {user!r}")
+    if len(x) != len(y):
+        raise ValueError(f"user {user!r} has {len(x)} values in x and {len(y)} in y")
+    for value, answer in zip(x, y, strict=True):
+        yield {"user": user, **_columns(value), "y": answer}
+
+
+def _columns(value: Any) -> dict[str, Any]:
+    if isinstance(value, list) and any(isinstance(part, str) for part in value):
+        return {f"x{place}": part for place, part in enumerate(value)}
+    if isinstance(value, list) and any(isinstance(part, float) for part in value):
+        return {"x": np.asarray(value, np.float32)}  # a quarter of the memory
+    return {"x": value}

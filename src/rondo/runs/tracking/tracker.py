@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
-from rondo.config.track import Tracker as Name
+from rondo.config.section import Tracker as Name
 from rondo.privacy.guarantee import Guarantee
 
 Ending: TypeAlias = Literal["finished", "stopped"]

@@ -21,7 +21,7 @@ from rondo.runs.assemble import assemble
 from rondo.runs.given import Given
 from rondo.runs.loop import Onlooker, Runner
 from rondo.runs.watching.progress import Quiet
-from rondo.runs.workers.hand import Hand, Order, check, facts
+from rondo.runs.workers.places import Hand, Order, check, facts
 
 
 @pytest.fixture(scope="module")
