@@ -16,7 +16,8 @@ from methods import KINDS
 from rondo import algorithms
 from rondo.algorithm import Client, HeadPolicy, Round
 from rondo.config import RunConfig, load
-from rondo.data.population import Member, Population
+from rondo.data.members import Member
+from rondo.data.population import Population
 from rondo.lowrank import GrowingSum
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.params import Params, head, pick

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from rondo.algorithm import Client, Round, Shared
 from rondo.config import load
 from rondo.data import population as data_population
-from rondo.data.population import Members, Population, _encoded, _split
-from rondo.data.stored import Stored
+from rondo.data.members import Members, Stored
+from rondo.data.population import Population, _encoded, _split
 from rondo.engine.server.ledger import Ledger
 from rondo.tasks.language.token_store import TextExample, TokenStore
 

@@ -119,31 +119,71 @@ def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt
     Raises :class:`ConfigError` if rows are bad (or all of them are dropped), these rows do not allow the kind of
     partition, or fewer clients than the configuration needs have enough rows.
     """
-    run, limits, label = Round(0, config.rounds, config.seed, 0), config.data, config.task.label
-    natural = config.partition.kind == "natural" and source.clients is None
-    owner = config.partition.column if natural else None
-    checker = _Checker(config, labels, owner, sampled=limits.max_train_rows is not None)
-    if source.clients is None:
-        rows = checker.usable(source.train or [], "")
-        owners, partition = _names(rows, owner), config.partition
-        everybody = checker.named(source.train or [])
-    else:
-        usable = {c: checker.usable(rows, f"{c}, ") for c, rows in source.clients.items()}
-        rows = [row for of_client in usable.values() for row in of_client]
-        owners = [client for client, of_client in usable.items() for _ in of_client]
-        partition, everybody = PartitionConfig(kind="natural"), set(usable)
-    checker.refuse()
-    if limits.max_train_rows is not None and owners is not None and config.guarantee.of_rows:
+    run, label = Round(0, config.rounds, config.seed, 0), config.task.label
+    limit, natural = config.data.max_train_rows, config.partition.kind == "natural" and source.clients is None
+    checker = _Checker(config, labels, config.partition.column if natural else None, sampled=limit is not None)
+    rows, owners, everybody = _usable(checker, source)
+    partition = config.partition if source.clients is None else PartitionConfig(kind="natural")
+    if limit is not None and owners is not None and config.guarantee.of_rows:
         message = "a client's row would decide which of its others are left out: remove it, or give it fewer rows"
         raise ConfigError.at("data.max_train_rows", message)
     row_labels = _names(rows, label)
-    drawn = sample(limits.max_train_rows, len(rows), row_labels, owners, run.generator("rows", "train"))
+    drawn = sample(limit, len(rows), row_labels, owners, run.generator("rows", "train"))
     chosen = checker.opened(rows, drawn)
     checker.refuse()
     useless = (everybody - set(owners or ())) | (set(_at(owners, drawn) or ()) - set(_at(owners, chosen) or ()))
-    sampled_labels, sampled_owners = _at(row_labels, chosen), _at(owners, chosen)
-    dealt = deal(partition, sampled_labels, sampled_owners, len(chosen), run.generator("partition"))
+    sampled_owners = _at(owners, chosen)
+    dealt = deal(partition, _at(row_labels, chosen), sampled_owners, len(chosen), run.generator("partition"))
     kept = {client: [rows[chosen[i]] for i in numbers] for client, numbers in dealt.rows.items()}
+    test, more_tests = _test_sets(config, source, labels, everybody, run)
+    too_small = dict.fromkeys(sorted(useless), 0)
+    too_small |= {c: len(r) for c, r in kept.items() if len(r) < config.data.min_examples}
+    large_enough = {c: kept[c] for c in sorted(kept.keys() - too_small.keys())}
+    wanted = partition.clients if partition.kind == "natural" else None
+    members = large_enough if wanted is None else _drawn(large_enough, wanted, config, run)
+    if not members:
+        message = f"no client has data.min_examples = {config.data.min_examples} usable rows; lower it, or deal the "
+        raise ConfigError.at("partition", message + "rows to fewer clients")
+    if problems := list(client_checks(config, len(members))):
+        raise ConfigError(problems)
+    if config.partition.deal_tests:
+        by_class = label if labels else None
+        trained = {client: _names(rows, by_class) or [""] * len(rows) for client, rows in members.items()}
+        tested = _names(test.rows, by_class) or [""] * len(test.rows)
+        test = replace(test, owners=deal_tests(trained, tested, run.generator("partition", "tests")))
+    undrawn = [rows for client, rows in large_enough.items() if client not in members]
+    return Dealt(
+        rows=members,
+        test=test,
+        more_tests=more_tests,
+        loaded=checker.loaded,
+        bad=checker.dropped,
+        unsampled=len(rows) - len(drawn),
+        undealt=dealt.dropped + sum(map(len, undrawn)),
+        moved=dealt.moved,
+        too_small=too_small,
+        clients_unsampled=len(set(owners or ()) - set(sampled_owners or ()) - useless) + len(undrawn),
+    )
+
+
+def _usable(checker: _Checker, source: Source) -> tuple[Rows, list[str] | None, set[str]]:
+    """The usable training rows, the client of each where rows have one, and all clients that are named, with usable
+    rows or without."""
+    if source.clients is None:
+        rows = checker.usable(source.train or [], "")
+        owners, everybody = _names(rows, checker.owner), checker.named(source.train or [])
+    else:
+        usable = {c: checker.usable(rows, f"{c}, ") for c, rows in source.clients.items()}
+        rows = [row for of_client in usable.values() for row in of_client]
+        owners, everybody = [client for client, of_client in usable.items() for _ in of_client], set(usable)
+    checker.refuse()
+    return rows, owners, everybody
+
+
+def _test_sets(
+    config: RunConfig, source: Source, labels: Sequence[str], everybody: set[str], run: Round
+) -> tuple[TestRows, dict[str, TestRows]]:
+    """The test set, and more ones by name. ``everybody``: the clients of the training rows."""
     if source.more_tests and not source.test and not source.test_clients:
         message = "they stand beside a test set, by which rounds are chosen: name one by data.test_source or test_split"
         raise ConfigError.at("data.more_tests", message)
@@ -157,45 +197,10 @@ def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt
         raise ConfigError.at("partition.deal_tests", f"{why}: remove it")
     by_column = config.partition.column if own_tests else None
     test = _test_rows(config, labels, tests, "test ", run.generator("rows", "test"), by_column)
-    more_tests = {
+    return test, {
         name: _test_rows(config, labels, of_name, f"{name} ", run.generator("rows", "test", name))
         for name, of_name in source.more_tests.items()
     }
-    too_small = dict.fromkeys(sorted(useless), 0)
-    too_small |= {c: len(r) for c, r in kept.items() if len(r) < config.data.min_examples}
-    large_enough = {c: kept[c] for c in sorted(kept.keys() - too_small.keys())}
-    clients_unsampled = len(set(owners or ()) - set(sampled_owners or ()) - useless)
-    undealt = dealt.dropped
-    wanted = partition.clients if partition.kind == "natural" else None
-    if wanted is not None and large_enough:
-        members = _drawn(list(large_enough), wanted, config, run)
-        clients_unsampled += len(large_enough) - len(members)
-        undealt += sum(len(rows) for client, rows in large_enough.items() if client not in set(members))
-        large_enough = {client: large_enough[client] for client in members}
-    if not large_enough:
-        message = (
-            f"no client has data.min_examples = {config.data.min_examples} usable rows; lower it, or deal the rows "
-        )
-        raise ConfigError.at("partition", message + "to fewer clients")
-    if problems := list(client_checks(config, len(large_enough))):
-        raise ConfigError(problems)
-    if config.partition.deal_tests:
-        by_class = label if labels else None
-        trained = {client: _names(rows, by_class) or [""] * len(rows) for client, rows in large_enough.items()}
-        tested = _names(test.rows, by_class) or [""] * len(test.rows)
-        test = replace(test, owners=deal_tests(trained, tested, run.generator("partition", "tests")))
-    return Dealt(
-        rows=large_enough,
-        test=test,
-        more_tests=more_tests,
-        loaded=checker.loaded,
-        bad=checker.dropped,
-        unsampled=len(rows) - len(drawn),
-        undealt=undealt,
-        moved=dealt.moved,
-        too_small=too_small,
-        clients_unsampled=clients_unsampled,
-    )
 
 
 def _test_rows(
@@ -225,15 +230,19 @@ def _test_rows(
     return TestRows([usable[i] for i in chosen], checker.loaded, checker.dropped, unsampled, _at(owners, chosen))
 
 
-def _drawn(clients: Sequence[str], count: int, config: RunConfig, run: Round) -> list[str]:
-    """``count`` of ``clients``, drawn from the seed, in their order. Raises :class:`ConfigError` if there are fewer."""
+def _drawn(clients: Mapping[str, Rows], count: int, config: RunConfig, run: Round) -> dict[str, Rows]:
+    """``count`` of ``clients``, drawn from the seed, in their order; none of none. Raises :class:`ConfigError` if there
+    are fewer."""
+    if not clients:
+        return {}
     if count > len(clients):
         message = f"{count}, but only {len(clients)} clients have data.min_examples = {config.data.min_examples} rows: "
         raise ConfigError.at("partition.clients", message + "lower it")
     import torch
 
     order = torch.randperm(len(clients), generator=run.generator("partition", "clients")).tolist()
-    return [clients[i] for i in sorted(order[:count])]
+    names = list(clients)
+    return {names[i]: clients[names[i]] for i in sorted(order[:count])}
 
 
 def _names(rows: Rows, column: str | None) -> list[str] | None:

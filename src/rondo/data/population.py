@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
-from array import array
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -17,90 +14,16 @@ from rondo.config.checks import least_clients
 from rondo.config.schema import RunConfig
 from rondo.data.client_rows import Dealt, TestRows
 from rondo.data.files.tables import Rows
+from rondo.data.members import Member, Members, Stored
 from rondo.data.partition.deal import NOBODY, histogram
 from rondo.data.remarks import mixed_pixels, remarks, trained_on
-from rondo.data.stored import Stored
-from rondo.data.units import Parting, Units, persons_of, units_of, with_examples
+from rondo.data.units import Parting, persons_of, units_of, with_examples
 from rondo.errors import ConfigError
 from rondo.tasks.row_checks import value_name
 from rondo.tasks.task import Example, Store, Task
 
 _ROWS_A_CALL = 2000
 _Name = TypeVar("_Name", str, str | None)
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A client and its examples. ``validation`` and ``test`` are never trained on."""
-
-    client: Client
-    train: Sequence[Example]
-    validation: Sequence[Example]
-    test: Sequence[Example] = ()
-    """Test examples of its own."""
-    units: Sequence[int] | None = None
-    """The unit of each training example (:mod:`rondo.data.units`); None where each is its own."""
-
-    def trained(self) -> Sequence[Example]:
-        """The training examples, each made once, with their units where they have some."""
-        examples = tuple(self.train)  # a store makes a new object on every access
-        return examples if self.units is None else Units(examples, self.units)
-
-
-class Members(Mapping[str, Member]):
-    """Clients, sorted by id, with their examples in a store. Members are made on access: between rounds a client costs
-    its id and 4 bytes per example, so a run can have a hundred thousand clients."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._names: list[str] = []
-        self._numbers = array("I")
-        # Per client, the ends of its training and of its validation examples in ``_numbers``.
-        self._trained, self._ends = array("q"), array("q", [0])
-        self._ranks = array("I")
-        self._tests: Mapping[str, Sequence[Example]] = {}
-        self._units: dict[str, array[int]] = {}
-
-    def add(
-        self, name: str, train: Iterable[int], validation: Iterable[int], units: Sequence[int] | None = None
-    ) -> None:
-        """Add a client, whose id must sort after all others, with the numbers of its examples. ``units``: see
-        :class:`Member`."""
-        self._names.append(name)
-        if units is not None:
-            self._units[name] = array("I", units)
-        self._numbers.extend(train)
-        self._trained.append(len(self._numbers))
-        self._numbers.extend(validation)
-        self._ends.append(len(self._numbers))
-
-    def with_ranks(self, ranks: Mapping[str, int]) -> Members:
-        """The same clients, each with its own rank."""
-        ranked = copy.copy(self)
-        ranked._ranks = array("I", (ranks[name] for name in self._names))
-        return ranked
-
-    def with_tests(self, tests: Mapping[str, Sequence[Example]]) -> Members:
-        """The same clients, with their own test examples by id."""
-        tested = copy.copy(self)
-        tested._tests = tests
-        return tested
-
-    def __getitem__(self, name: str) -> Member:
-        place = bisect_left(self._names, name)
-        if place == len(self._names) or self._names[place] != name:
-            raise KeyError(name)
-        start, middle, end = self._ends[place], self._trained[place], self._ends[place + 1]
-        train, validation = self._numbers[start:middle], self._numbers[middle:end]
-        client = Client(name, len(train), self._ranks[place] if self._ranks else None)
-        tests, units = self._tests.get(name, ()), self._units.get(name)
-        return Member(client, Stored(self._store, train), Stored(self._store, validation), tests, units)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 class _Clients(Sequence[Client]):
@@ -176,11 +99,7 @@ class Population:
 
 
 def build(
-    config: RunConfig,
-    dealt: Dealt,
-    task: Task,
-    classes: Sequence[str] = (),
-    parting: Parting | None = None,
+    config: RunConfig, dealt: Dealt, task: Task, classes: Sequence[str] = (), parting: Parting | None = None
 ) -> Population:
     """Encode the rows of every client and split them.
 
@@ -189,7 +108,6 @@ def build(
 
     Raises :class:`ConfigError` if no client, or fewer than the configuration needs, has examples left.
     """
-    run = Round(0, config.rounds, config.seed, 0)
     store = task.store()
     members, empty_clients, held_back, used, left_out = Members(store), [], 0, 0, 0
     too_small, trained = dict(dealt.too_small), trained_on(config, dealt)
@@ -197,14 +115,9 @@ def build(
         used += len(by_row)
         left_out += len(dealt.rows[name]) - len(by_row)
         if len(by_row) >= config.data.min_examples:
-            if parting is not None:
-                parts = parting(name, with_examples(task, dealt.rows[name], by_row), config.data.validation_fraction)
-                members.add(name, *parts.numbers(by_row))
-                continue
-            persons = persons_of(config, task, dealt.rows[name], by_row)
-            train, validation = _split(name, by_row, config, run, persons or _contents(config, task, store, by_row))
-            if train:
-                members.add(name, train, validation, units_of(config, persons, by_row, train))
+            train, held, units = _parts(name, dealt.rows[name], by_row, config, task, store, parting)
+            if train or parting is not None:
+                members.add(name, train, held, units)
             else:
                 held_back += 1
                 empty_clients.append(name)
@@ -212,19 +125,12 @@ def build(
             too_small[name] = len(by_row)
         else:
             empty_clients.append(name)
-    needed = least_clients(config.clients)
-    if len(members) < needed <= len(members) + held_back:
-        message = f"it holds back all rows of {held_back} clients, so {len(members)} are left and {needed} are needed"
-        raise ConfigError.at("data.validation_fraction", f"{message}: lower it")
-    if len(members) < needed:
-        raise nothing_left(config, task, left_out, f", so {len(members)} clients have examples and {needed} are needed")
+    _check_enough(config, task, len(members), held_back, left_out)
     test, own_tests, test_report = _test_set(config, task, dealt.test, "test set")
     more = {name: _test_set(config, task, rows, f"test set {name!r}")[::2] for name, rows in dealt.more_tests.items()}
     tested_at_clients = dealt.test.owners is not None
     members = members.with_tests(own_tests) if tested_at_clients else members
-    by_label = [config.task.label] if config.task.label is not None else []
-    by_owner = [config.partition.column] if config.partition.kind == "natural" else []
-    by_client = ["client"] if tested_at_clients and not config.partition.deal_tests else []  # these are dealt later
+    sampled_by, test_sampled_by = _sampled_by(config, tested_at_clients)
     report = {
         "rows": dealt.loaded,
         "rows_used": used,
@@ -233,10 +139,10 @@ def build(
         "rows_without_client": dealt.undealt,
         "rows_without_target": left_out,
         "rows_moved": dealt.moved,
-        "sampled_by": by_label + (["client"] if config.data.clients_from is not None else by_owner),
+        "sampled_by": sampled_by,
         "text": store.account(),
         **{f"test_{key}": value for key, value in test_report.items()},
-        "test_sampled_by": by_label + by_client,
+        "test_sampled_by": test_sampled_by,
         "test_rows_trained_on": trained[""],
         "more_tests": {name: {**report, "rows_trained_on": trained[name]} for name, (_, report) in more.items()},
         "clients_not_sampled": dealt.clients_unsampled,
@@ -245,19 +151,36 @@ def build(
         "examples_sha256": store.sha256(),
         "clients_sha256": _owners(members),
         "classes": list(classes),
-        "clients": {
-            n: {
-                "train": len(m.train),
-                "validation": len(m.validation),
-                **({"test": len(m.test)} if tested_at_clients else {}),
-                "labels": _labels(config, dealt.rows[n]),
-            }
-            for n, m in members.items()
-        },
+        "clients": {n: _counts(config, m, dealt.rows[n], tested_at_clients) for n, m in members.items()},
         "warnings": [*remarks(config, dealt, trained), *mixed_pixels(store.account(), test_report["text"], bool(test))],
     }
-    more_tests = {name: examples for name, (examples, _) in more.items()}
-    return Population(members, test, report, more_tests, tested_at_clients)
+    return Population(members, test, report, {name: rows for name, (rows, _) in more.items()}, tested_at_clients)
+
+
+def _sampled_by(config: RunConfig, tested: bool) -> tuple[list[str | None], list[str | None]]:
+    """The columns of which samples of the training rows, and of the test rows, keep the shares."""
+    by_label = [config.task.label] if config.task.label is not None else []
+    by_owner = [config.partition.column] if config.partition.kind == "natural" else []
+    by_client = ["client"] if tested and not config.partition.deal_tests else []  # these are dealt later
+    return [*by_label, *(["client"] if config.data.clients_from is not None else by_owner)], [*by_label, *by_client]
+
+
+def _check_enough(config: RunConfig, task: Task, count: int, held_back: int, left_out: int) -> None:
+    """Raise :class:`ConfigError` if ``count`` clients are too few. ``held_back``: the number of others, whose rows are
+    all for validation. ``left_out``: the number of rows without a target."""
+    needed = least_clients(config.clients)
+    if count < needed <= count + held_back:
+        message = f"it holds back all rows of {held_back} clients, so {count} are left and {needed} are needed"
+        raise ConfigError.at("data.validation_fraction", f"{message}: lower it")
+    if count < needed:
+        raise nothing_left(config, task, left_out, f", so {count} clients have examples and {needed} are needed")
+
+
+def _counts(config: RunConfig, member: Member, rows: Rows, tested: bool) -> dict[str, Any]:
+    """A client's account for ``partition.json``. ``tested``: whether clients have test examples of their own."""
+    of_test = {"test": len(member.test)} if tested else {}
+    counts = {"train": len(member.train), "validation": len(member.validation), **of_test}
+    return {**counts, "labels": _labels(config, rows)}
 
 
 def _test_set(
@@ -357,6 +280,24 @@ def _numbers(start: int, sizes: Iterable[int]) -> Iterator[range]:
     for size in sizes:
         yield range(start, start + size)
         start += size
+
+
+def _parts(
+    name: str,
+    rows: Rows,
+    by_row: Sequence[range],
+    config: RunConfig,
+    task: Task,
+    store: Store,
+    parting: Parting | None,
+) -> tuple[list[int], list[int], Sequence[int] | None]:
+    """The numbers of a client's training and validation examples, and the units of the former."""
+    if parting is not None:
+        return parting(name, with_examples(task, rows, by_row), config.data.validation_fraction).numbers(by_row)
+    persons = persons_of(config, task, rows, by_row)
+    run, deciders = Round(0, config.rounds, config.seed, 0), persons or _contents(config, task, store, by_row)
+    train, validation = _split(name, by_row, config, run, deciders)
+    return train, validation, units_of(config, persons, by_row, train)
 
 
 def _contents(config: RunConfig, task: Task, store: Store, by_row: Sequence[range]) -> list[str] | None:

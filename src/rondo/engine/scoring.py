@@ -11,7 +11,8 @@ import torch
 
 from rondo.algorithm import Algorithm, Client, Round, Shared
 from rondo.config.schema import EvaluationConfig
-from rondo.data.population import Member, Population
+from rondo.data.members import Member
+from rondo.data.population import Population
 from rondo.engine.client.fitting import Fitting
 from rondo.models.networks.network import Base, Network
 from rondo.models.shortcuts.prefix import Prefix

@@ -97,10 +97,8 @@ def export(
     if dtype is not None and not (merged or model.form == "merged"):
         raise ConfigError.at("--dtype", "an adapter is kept in float32, which is small: add --merged, or leave it out")
     if model.form == "tensors":
-        message = (
-            "a network of one's own has no PEFT adapter; the tensors of its result are in the run's adapter folder"
-        )
-        raise ConfigError.at("RUN_DIR", message)
+        message = "a network of one's own has no PEFT adapter; the tensors of its result are in the run's adapter "
+        raise ConfigError.at("RUN_DIR", f"{message}folder")
     if merged:
         model = model.merged()
     model.base_name, rounded = base_name, dtype not in (None, "float32")

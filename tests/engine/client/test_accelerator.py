@@ -20,7 +20,8 @@ from composed import Composed
 from rondo import algorithms
 from rondo.algorithm import Client, Round
 from rondo.config import ClientsConfig, TrainConfig, load
-from rondo.data.population import Member, Population
+from rondo.data.members import Member
+from rondo.data.population import Population
 from rondo.engine.client.cohorts import cohort_threads, divided, one_cohort
 from rondo.engine.client.memory import Budget, budget
 from rondo.engine.client.trainer import CohortTrainer

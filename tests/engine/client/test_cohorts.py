@@ -23,7 +23,8 @@ from methods import every_method
 from rondo import algorithms
 from rondo.algorithm import Client, HeadPolicy, Round, Upload
 from rondo.config import RunConfig, load
-from rondo.data.population import Member, Population
+from rondo.data.members import Member
+from rondo.data.population import Population
 from rondo.engine.client.cohorts import divided, in_order, in_turn, one_cohort
 from rondo.engine.client.memory import Budget, activation_bytes, budget
 from rondo.engine.server.gate import Gate

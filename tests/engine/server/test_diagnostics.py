@@ -25,7 +25,8 @@ from rondo.algorithms.wrappers.local import Local
 from rondo.algorithms.wrappers.server_optimizer import ServerStep, momentum
 from rondo.algorithms.wrappers.wrapper import Wrapper
 from rondo.config import RunConfig, load
-from rondo.data.population import Member, Population
+from rondo.data.members import Member
+from rondo.data.population import Population
 from rondo.engine.server import diagnostics, exchange
 from rondo.engine.server.diagnostics import KEYS, diagnose, measure
 from rondo.engine.server.exchange import Exchange

@@ -22,7 +22,8 @@ from composed import Composed
 from rondo import algorithms
 from rondo.algorithm import Client, Round
 from rondo.config import load
-from rondo.data.population import Member, Population
+from rondo.data.members import Member
+from rondo.data.population import Population
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.networks.network import rounding
 from rondo.models.shortcuts.choose import first_token_only

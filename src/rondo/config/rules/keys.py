@@ -36,36 +36,64 @@ _USED_BY = {
 
 def cross_checks(config: RunConfig) -> Iterator[Problem]:
     """Yield the faults between keys."""
-    partition, clients, data = config.partition, config.clients, config.data
     own_data = data_source(config) not in BUILTINS
-    if config.train.local_epochs is not None and config.train.local_steps is not None:
+    yield from _train_checks(config)
+    yield from _partition_checks(config, own_data)
+    yield from _client_checks(config)
+    yield from privacy_checks(config)
+    yield from compression_checks(config)
+    yield from _fault_checks(config)
+    yield from _rank_checks(config)
+    yield from _server_checks(config)
+    yield from _task_checks(config, own_data)
+    yield from _model_checks(config)
+    yield from _whole_checks(config)
+    yield from linear_checks(config, data_source(config))
+    yield from _source_checks(config)
+    yield from text_form_checks(config.data.separator, config.data.encoding, "data.")
+    yield from _more_tests_checks(config)
+    yield from _gguf_checks(config.model)
+
+
+def _train_checks(config: RunConfig) -> Iterator[Problem]:
+    train = config.train
+    if train.local_epochs is not None and train.local_steps is not None:
         yield Problem("train.local_steps", "set local_steps or local_epochs, not both")
-    if config.train.momentum and config.train.optimizer != "sgd":
-        yield Problem("train.momentum", f"only sgd has momentum, not {config.train.optimizer}: remove one of the two")
-    if config.train.warmup_rounds >= config.rounds:
+    if train.momentum and train.optimizer != "sgd":
+        yield Problem("train.momentum", f"only sgd has momentum, not {train.optimizer}: remove one of the two")
+    if train.warmup_rounds >= config.rounds:
         message = f"must be below rounds = {config.rounds}, or nothing follows the warm-up: lower it or raise rounds"
         yield Problem("train.warmup_rounds", message)
-    if data.source is not None and data.clients_from is not None:
-        yield Problem("data.clients_from", "set data.source or data.clients_from, not both")
-    kind = partition_kind(config)
-    if data.clients_from is None:
-        needed, hint = _NEEDS.get(kind, (None, ""))
-        if needed and getattr(partition, needed) is None and (own_data or kind != "natural"):
-            yield Problem(f"partition.{needed}", f"partition.kind = {kind!r} needs it: set it, {hint}")
-        for key, users in _USED_BY.items():
-            if kind not in users and getattr(partition, key) not in (None, False):
-                message = f"only kind = {' or '.join(map(repr, users))} uses it, not {kind!r}: remove it or set kind"
-                yield Problem(f"partition.{key}", message)
-        if partition.equal_sizes and partition.sigma is not None:
-            yield Problem("partition.sigma", "sizes are either equal or spread: remove it, or equal_sizes")
-        if kind != "natural" and partition.clients is None:
-            message = f"partition.kind = {kind!r} needs the number of clients: set it, for instance clients = 10"
-            yield Problem("partition.clients", message)
+
+
+def _partition_checks(config: RunConfig, own_data: bool) -> Iterator[Problem]:
+    partition, data, kind = config.partition, config.data, partition_kind(config)
+    if data.clients_from is not None:
+        if data.source is not None:
+            yield Problem("data.clients_from", "set data.source or data.clients_from, not both")
+        return
+    needed, hint = _NEEDS.get(kind, (None, ""))
+    if needed and getattr(partition, needed) is None and (own_data or kind != "natural"):
+        yield Problem(f"partition.{needed}", f"partition.kind = {kind!r} needs it: set it, {hint}")
+    for key, users in _USED_BY.items():
+        if kind not in users and getattr(partition, key) not in (None, False):
+            message = f"only kind = {' or '.join(map(repr, users))} uses it, not {kind!r}: remove it or set kind"
+            yield Problem(f"partition.{key}", message)
+    if partition.equal_sizes and partition.sigma is not None:
+        yield Problem("partition.sigma", "sizes are either equal or spread: remove it, or equal_sizes")
+    if kind != "natural" and partition.clients is None:
+        message = f"partition.kind = {kind!r} needs the number of clients: set it, for instance clients = 10"
+        yield Problem("partition.clients", message)
+
+
+def _client_checks(config: RunConfig) -> Iterator[Problem]:
+    """The sampling of clients, and what is made of their uploads."""
+    clients, partition = config.clients, config.partition
     if clients.sampling == "full" and clients.per_round is not None:
         yield Problem("clients.per_round", "sampling = 'full' takes every client; remove per_round")
     if clients.sampling in ("poisson", "weighted") and clients.per_round is None:
         yield Problem("clients.per_round", f"sampling = {clients.sampling!r} needs it: set it")
-    if partition.clients is not None and data.clients_from is None:
+    if partition.clients is not None and config.data.clients_from is None:
         yield from client_checks(config, partition.clients)
     if clients.per_round is not None and clients.min_clients > clients.per_round:
         message = f"above clients.per_round = {clients.per_round}, so no round could succeed: lower it"
@@ -80,16 +108,10 @@ def cross_checks(config: RunConfig) -> Iterator[Problem]:
         yield Problem("clients.min_clients", f"{message}: raise it to {least} or lower robust.byzantine")
     if config.simulation.workers is not None and config.simulation.engine != "ray":
         yield Problem("simulation.workers", "only engine = 'ray' has workers: set simulation.engine, or remove it")
-    yield from privacy_checks(config)
-    yield from compression_checks(config)
-    yield from _fault_checks(config)
-    yield from _rank_checks(config)
-    yield from _server_checks(config)
-    yield from _task_checks(config, own_data)
-    task_kind = tasks.TABLE.get(config.task.kind)
-    if config.evaluation.generate and task_kind is not None and not task_kind.generates:
-        message = f"{config.task.kind!r} generates no text: remove it, or set task.kind = 'causal-lm' or 'seq2seq-lm'"
-        yield Problem("evaluation.generate", message)
+
+
+def _model_checks(config: RunConfig) -> Iterator[Problem]:
+    """The names of the model and of the adapter to start from."""
     if config.adapter.start_from is not None and not Path(config.adapter.start_from, "adapter_config.json").is_file():
         yield Problem(
             "adapter.start_from",
@@ -103,12 +125,6 @@ def cross_checks(config: RunConfig) -> Iterator[Problem]:
     if config.model.name.startswith("builtin:") and config.model.name not in builtin:
         near = difflib.get_close_matches(config.model.name, builtin, n=1) or [BUILTIN_MODEL]
         yield Problem("model.name", f"unknown built-in; did you mean {near[0]!r}?")
-    yield from _whole_checks(config)
-    yield from linear_checks(config, data_source(config))
-    yield from _source_checks(config)
-    yield from text_form_checks(config.data.separator, config.data.encoding, "data.")
-    yield from _more_tests_checks(config)
-    yield from _gguf_checks(config.model)
 
 
 def _whole_checks(config: RunConfig) -> Iterator[Problem]:
@@ -235,6 +251,9 @@ def _task_checks(config: RunConfig, own_data: bool) -> Iterator[Problem]:
     if config.evaluation.positive is not None and config.evaluation.f1 is not None:
         message = "a mean over all classes, and evaluation.positive names one class: remove one of the two"
         yield Problem("evaluation.f1", message)
+    if config.evaluation.generate and kind is not None and not kind.generates:
+        message = f"{config.task.kind!r} generates no text: remove it, or set task.kind = 'causal-lm' or 'seq2seq-lm'"
+        yield Problem("evaluation.generate", message)
 
 
 def compression_checks(config: RunConfig) -> Iterator[Problem]:

@@ -222,6 +222,29 @@ def template_split(seed: int = 0) -> tuple[dict[str, list[str]], dict[str, list[
     return _split(_Grammar(), random.Random(seed))
 
 
+class _Speaker:
+    """Says each sentence once. ``shared``: those that several intents say."""
+
+    def __init__(self, grammar: _Grammar, rng: random.Random) -> None:
+        self._grammar, self._rng = grammar, rng
+        self._owner: dict[str, str] = {}  # case-folded sentence -> the intent that said it first
+        self._taken: set[str] = set()
+        self.shared: set[str] = set()
+
+    def say(self, intent: str, templates: Sequence[str], words: Words) -> str | None:
+        """A new sentence of an intent; None if it has no more."""
+        for _ in range(_TRIES):
+            template = self._rng.choice(templates)
+            text = self._grammar.say(template, self._grammar.templates[intent][template], words, self._rng)
+            key = text.casefold()
+            if key and self._owner.setdefault(key, intent) != intent:
+                self.shared.add(key)
+            elif key and key not in self._taken:
+                self._taken.add(key)
+                return text
+        return None
+
+
 def homes(
     seed: int = 0,
     *,
@@ -243,26 +266,11 @@ def homes(
     grammar, rng = _Grammar(), random.Random(seed)
     train_templates, test_templates = _split(grammar, rng)
     intents = tuple(sorted(train_templates))
-    owner: dict[str, str] = {}  # case-folded sentence -> the intent that said it first
-    shared: set[str] = set()
-    taken: set[str] = set()
-
-    def draw(intent: str, templates: Sequence[str], words: Words) -> str | None:
-        for _ in range(_TRIES):
-            template = rng.choice(templates)
-            text = grammar.say(template, grammar.templates[intent][template], words, rng)
-            key = text.casefold()
-            if key and owner.setdefault(key, intent) != intent:
-                shared.add(key)
-            elif key and key not in taken:
-                taken.add(key)
-                return text
-        return None
-
+    speaker = _Speaker(grammar, rng)
     test: list[Row] = []
     for intent in intents:
         for _ in range(test_per_intent):
-            text = draw(intent, test_templates[intent], _WORDS)
+            text = speaker.say(intent, test_templates[intent], _WORDS)
             if text is not None:
                 test.append({"text": text, "intent": intent})
     anchor_homes = [rng.randrange(clients) for _ in intents]
@@ -275,14 +283,14 @@ def homes(
         promised = [index for index, home in enumerate(anchor_homes) if home == number for _ in range(_MIN_TRAIN)]
         while promised or (remaining > 0 and any(mix)):
             index = promised.pop() if promised else rng.choices(range(len(intents)), mix)[0]
-            text = draw(intents[index], train_templates[intents[index]], words)
+            text = speaker.say(intents[index], train_templates[intents[index]], words)
             if text is None:
                 mix[index] = 0.0
                 continue
             train.append({"text": text, "intent": intents[index], "home": f"home-{number + 1:02d}"})
             remaining -= 1
     return Homes(
-        train=[row for row in train if row["text"].casefold() not in shared],
-        test=[row for row in test if row["text"].casefold() not in shared],
+        train=[row for row in train if row["text"].casefold() not in speaker.shared],
+        test=[row for row in test if row["text"].casefold() not in speaker.shared],
         intents=intents,
     )

@@ -48,34 +48,16 @@ def deal(
 
     Raises :class:`ConfigError` if these rows do not allow the kind.
     """
-    if config.kind == "natural" and ids is None:
-        message = "the rows do not say whose they are: name the column that does"
-        raise ConfigError.at("partition.column", message)
-    if config.kind in ("dirichlet", "shards", "classes") and labels is None:
-        raise ConfigError.at(
-            "partition.kind", f"{config.kind!r} deals by label, and this task has none: take iid, natural or lognormal"
-        )
-    clients = config.clients or 0
-    if config.kind != "natural" and count < clients * max(1, config.min_size):
-        message = f"{count} rows are not enough for {clients} clients of at least {max(1, config.min_size)}: lower it"
-        raise ConfigError.at("partition.clients", message)
-    for kind, needed in (("dirichlet", "alpha"), ("shards", "shards_per_client"), ("classes", "classes_per_client")):
-        if config.kind == kind and getattr(config, needed) is None:
-            raise ConfigError.at(f"partition.{needed}", f"kind {kind!r} needs it")
-    if config.kind == "shards" and clients * (config.shards_per_client or 1) > count:
-        message = f"{clients} clients of {config.shards_per_client} shards each are more shards than the {count} rows"
-        raise ConfigError.at("partition.shards_per_client", f"{message}: lower it")
-    classes = len(set(labels or ()))
-    if config.kind == "classes" and (config.classes_per_client or 1) > classes:
-        message = f"{config.classes_per_client}, but the rows have {classes} classes: lower it to {classes}"
-        raise ConfigError.at("partition.classes_per_client", message)
     if config.kind == "natural":
+        if ids is None:
+            message = "the rows do not say whose they are: name the column that does"
+            raise ConfigError.at("partition.column", message)
         # Nothing is drawn or dropped, so skip the partitioners and their import.
-        assert ids is not None
         numbers_by_owner: dict[str, list[int]] = {}
         for number, owner in enumerate(ids):
             numbers_by_owner.setdefault(str(owner), []).append(number)
         return Deal({owner: tuple(numbers) for owner, numbers in sorted(numbers_by_owner.items())}, 0)
+    _check_possible(config, labels, count)
     # Shuffle the rows first: some partitioners deal them in file order.
     order = torch.randperm(count, generator=generator).tolist()
     seed = int(torch.randint(2**31, (1,), generator=generator))
@@ -99,6 +81,28 @@ def deal(
     width = len(str(len(parts) - 1))
     rows = {f"client-{i:0{width}d}": tuple(sorted(part)) for i, part in enumerate(parts)}
     return Deal(dict(sorted(rows.items())), count - sum(map(len, rows.values())), moved)
+
+
+def _check_possible(config: PartitionConfig, labels: Sequence[str] | None, count: int) -> None:
+    """Raise :class:`ConfigError` where ``count`` rows of these classes cannot be dealt so."""
+    if config.kind in ("dirichlet", "shards", "classes") and labels is None:
+        raise ConfigError.at(
+            "partition.kind", f"{config.kind!r} deals by label, and this task has none: take iid, natural or lognormal"
+        )
+    clients = config.clients or 0
+    if count < clients * max(1, config.min_size):
+        message = f"{count} rows are not enough for {clients} clients of at least {max(1, config.min_size)}: lower it"
+        raise ConfigError.at("partition.clients", message)
+    for kind, needed in (("dirichlet", "alpha"), ("shards", "shards_per_client"), ("classes", "classes_per_client")):
+        if config.kind == kind and getattr(config, needed) is None:
+            raise ConfigError.at(f"partition.{needed}", f"kind {kind!r} needs it")
+    if config.kind == "shards" and clients * (config.shards_per_client or 1) > count:
+        message = f"{clients} clients of {config.shards_per_client} shards each are more shards than the {count} rows"
+        raise ConfigError.at("partition.shards_per_client", f"{message}: lower it")
+    classes = len(set(labels or ()))
+    if config.kind == "classes" and (config.classes_per_client or 1) > classes:
+        message = f"{config.classes_per_client}, but the rows have {classes} classes: lower it to {classes}"
+        raise ConfigError.at("partition.classes_per_client", message)
 
 
 def deal_tests(

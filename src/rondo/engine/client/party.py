@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from rondo.algorithm import Client, Shared, Upload
-from rondo.data.population import Member
+from rondo.data.members import Member
 from rondo.engine.client.local_round import LocalRound
 from rondo.engine.scoring import Scorer
 from rondo.engine.transport import Answer

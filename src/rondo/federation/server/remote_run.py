@@ -20,7 +20,7 @@ from rondo.config.schema import FaultsConfig, RunConfig
 from rondo.data.client_rows import other_rows, resolved
 from rondo.data.files.room import Room
 from rondo.data.labels import MOST
-from rondo.data.population import Member
+from rondo.data.members import Member
 from rondo.data.sources import Source, read_rows
 from rondo.engine.remote import RemoteScorer, RemoteTransport
 from rondo.engine.server.ranks import client_ranks

@@ -11,7 +11,7 @@ from functools import cache, partial
 import torch
 
 from rondo.algorithm import Client, Shared
-from rondo.data.population import Member
+from rondo.data.members import Member
 from rondo.engine.client.local_round import LocalRound
 from rondo.engine.client.party import Party
 from rondo.engine.wire.parcel import start_of

@@ -17,7 +17,7 @@ from rondo.algorithms.trial import trial_upload
 from rondo.config.checks import own_names
 from rondo.config.inputs import BUILTIN_MODEL, BUILTIN_NETWORKS
 from rondo.config.schema import RunConfig
-from rondo.data.population import Member
+from rondo.data.members import Member
 from rondo.federation.plan import Plan
 from rondo.federation.site import private
 from rondo.federation.site.contract import Contract
