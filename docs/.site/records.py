@@ -1,6 +1,6 @@
 """The records behind a page of results, docs/results/runs/NAME.tar.xz: its verdicts follow from them alone.
 
-python docs/.site/records.py OUT NAME    # after rondo reproduce NAME --out OUT
+python docs/.site/records.py OUT NAME DATA    # after rondo reproduce NAME --out OUT --data DATA
 """
 
 from __future__ import annotations
@@ -10,8 +10,13 @@ import json
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
+from rondo.records.directory import to_toml
 from rondo.records.manifest import rows_of
+from rondo.study.claims import entry as entries
+from rondo.study.claims.entry import Entry
+from rondo.study.claims.trials import Trials
 
 RUNS = Path(__file__).parents[1] / "results" / "runs"
 KEPT = ("manifest.json", "metrics.jsonl", "summary.json", "partition.json")
@@ -21,34 +26,53 @@ PARTITION = "partition.json"
 """It tells the number of clients, and the digests of the rows, by which another finds that theirs are the same."""
 
 
-def content(file: Path) -> bytes:
-    """What is kept of a file."""
+def content(file: Path, metric: str) -> bytes:
+    """What is kept of a file: of every client's scores the entry's ``metric``, and of diagnostics no spectrum."""
+    if file.name == "metrics.jsonl":
+        rounds = (json.loads(line) for line in file.read_text(encoding="utf-8").splitlines())
+        return "".join(json.dumps(_slim(record, metric.rpartition(".")[2])) + "\n" for record in rounds).encode()
+    told = json.loads(file.read_text(encoding="utf-8"))
     if file.name == PARTITION:
-        partition = json.loads(file.read_text(encoding="utf-8"))
-        return json.dumps({"clients": list(range(len(partition["clients"]))), **rows_of(partition)}).encode()
-    if file.name != "manifest.json":
-        return file.read_bytes()
-    manifest = json.loads(file.read_text(encoding="utf-8"))
-    kept = {key: manifest[key] for key in OF_MANIFEST if key in manifest}
-    if (today := manifest.get("config", {}).get("task", {}).get("today")) is not None:
-        kept["config"] = {"task": {"today": today}}  # rows follow from it where a chat template prints it
-    return json.dumps(kept).encode()
+        told = {"clients": list(range(len(told["clients"]))), **rows_of(told)}
+    elif file.name == "summary.json":
+        told = _slim(told, metric.rpartition(".")[2])
+    elif file.name == "manifest.json":
+        today = told.get("config", {}).get("task", {}).get("today")
+        told = {key: told[key] for key in OF_MANIFEST if key in told}
+        if today is not None:
+            told["config"] = {"task": {"today": today}}  # rows follow from it where a chat template prints it
+    return json.dumps(told).encode()
 
 
-def pack(out: Path, name: str, to: Path) -> None:
-    """Pack the records of the runs in ``out / name`` that are done: the same records give the same bytes."""
+def _slim(told: Any, key: str) -> Any:
+    if not isinstance(told, dict):
+        return told
+    kept = {name: _slim(value, key) for name, value in told.items() if name != "singular_values"}
+    if isinstance(clients := kept.get("per_client"), dict):
+        kept["per_client"] = {client: {key: scores[key]} for client, scores in clients.items() if key in scores}
+    return kept
+
+
+def pack(out: Path, name: str, to: Path, entry: Entry, data: Path) -> None:
+    """Pack the records of the runs in ``out / name`` that the page is of, each with its configuration, whose files have
+    no folder, and in place of the search its values. The same records give the same bytes."""
+    trials = Trials(name, entry, out, data)
+    files = {"tuned.json": trials.tuned_file()} if entry.tuning is not None else {}
+    if (stopped := trials.folder / "stopped.json").exists():
+        files["stopped.json"] = stopped.read_bytes()
+    for run in trials.runs():
+        if trials.done(run):
+            config = entry.run(run.arm, run.seed, Path(), run.point, check=False)
+            files[f"{run.folder.name}/config.toml"] = to_toml(config).encode()
+            there = [run.folder / kept for kept in KEPT if (run.folder / kept).exists()]
+            files |= {f"{run.folder.name}/{file.name}": content(file, entry.metric) for file in there}
     to.mkdir(exist_ok=True)
-    stopped = out / name / "stopped.json"
-    ended = [summary.parent for summary in (out / name).rglob("summary.json")]
-    cut = [out / name / run for run in json.loads(stopped.read_text(encoding="utf-8"))] if stopped.exists() else []
-    files = {stopped, *(run / kept for run in (*ended, *cut) for kept in KEPT)}
-    with tarfile.open(to / f"{name}.tar.xz", "w:xz") as archive:
-        for file in sorted(file for file in files if file.exists()):
-            entry = tarfile.TarInfo(file.relative_to(out).as_posix())
-            kept = content(file)
-            entry.size = len(kept)
-            archive.addfile(entry, io.BytesIO(kept))
+    with tarfile.open(to / f"{name}.tar.xz", "w:xz", preset=9) as archive:
+        for file, kept in sorted(files.items()):
+            told = tarfile.TarInfo(f"{name}/{file}")
+            told.size = len(kept)
+            archive.addfile(told, io.BytesIO(kept))
 
 
 if __name__ == "__main__":
-    pack(Path(sys.argv[1]), sys.argv[2], RUNS)
+    pack(Path(sys.argv[1]), sys.argv[2], RUNS, entries.read(sys.argv[2]), Path(sys.argv[3]))

@@ -47,6 +47,8 @@ def smallest(name: str, data: Path) -> entries.Entry:
     for arm in entry.arms:
         tree = entry.tree(arm)
         merge(tree, nested({**changes, "rounds": rounds}))
+        for section, key in (path.split(".") for path in (entry.tuning.grid if entry.tuning else ())):
+            tree.get(section, {}).pop(key, None)  # or the arm would not be searched
         arms[arm] = without_none(tree)
     tuning = entry.tuning
     if tuning is not None:

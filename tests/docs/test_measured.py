@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rondo import algorithms
-
-SITE = Path(__file__).parents[2] / "docs" / ".site"
+from site_scripts import site
 
 
 @pytest.fixture(scope="module")
 def script() -> Any:
-    spec = importlib.util.spec_from_file_location("measured", SITE / "measured.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return site("measured")
 
 
 def test_page_is_what_the_script_writes(script: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 
 from rondo.study.claims import entry as entries
+from site_scripts import site
 
 ROOT = Path(__file__).parents[2]
 WORDED = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md", "docs/**/*.toml", "src/rondo/**/*.*")
@@ -17,12 +17,7 @@ WORDED = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md", "docs/
 
 @pytest.fixture(scope="module")
 def script() -> Any:
-    spec = importlib.util.spec_from_file_location("pages", ROOT / "docs" / ".site" / "pages.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return site("pages")
 
 
 def test_pages_are_what_the_script_writes(script: Any) -> None:

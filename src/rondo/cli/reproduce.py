@@ -107,7 +107,7 @@ def _decide_one(trials: Trials, pages: Path, device: str, processes: int, stop: 
     from rondo.study.claims import page
 
     trials.check_done(trials.here(), device, "rondo reproduce")
-    if stale := [arm for arm in trials.entry.tuned if trials.entry.kept(arm) is None]:
+    if stale := trials.stale():
         others = "are of another grid, score or configuration, so it is searched again"
         print(visible(f"{trials.name}: the tuned values of {', '.join(stale)} {others}"), flush=True)
     while time.monotonic() < end and (missing := trials.missing()):

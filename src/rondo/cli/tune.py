@@ -47,9 +47,7 @@ def tune(
     trials: Annotated[
         int | None, typer.Option(help="of a configuration: points per method, chosen by optuna; default: all")
     ] = None,
-    to: Annotated[
-        Path | None, typer.Option(help="the file to write; default for an entry of your own: its file")
-    ] = None,
+    to: Annotated[Path | None, typer.Option(help="of a configuration: the file to write")] = None,
     data: Annotated[Path, typer.Option(help="of an entry: the folder of the data sets")] = Path("data"),
     out: Annotated[
         Path | None,
@@ -65,35 +63,35 @@ def tune(
         from rondo.study.tune.methods import Asked, Methods
 
         check_processes(processes, _SOURCE)
-        if (given := _entry(target)) is not None:
+        if (entry := _entry(target)) is not None:
             options = {"METHODS": methods, "--grid": grid, "--seeds": seeds, "--held-out": held_out, "--trials": trials}
-            _check_unused(options)
-            _tune_entry(target, given, to, data, out or Path("runs/reproduce"), device, processes)
+            _check_unused({**options, "--to": to})
+            _tune_entry(target, entry, data, out or Path("runs/reproduce"), device, processes)
             return
         file = _new_file(to)
         asked = Asked(target, listed(methods), grid or [], numbers(seeds, _SOURCE) or [100], held_out, trials)
         work = Methods(asked, out or Path("runs/tune"))
         chosen = _searched(work, device, processes)
-        _write(file, work.file(chosen))
+        _write(file, work.file(chosen).encode())
         _report(chosen, work.tuning, file)
         print(f"all methods with their values: rondo compare --config {file}")
 
 
-def _entry(target: str) -> str | None:
-    """The text of the entry ``target``; None for a configuration."""
+def _entry(target: str) -> Any:
+    """The entry ``target``; None for a configuration."""
     from rondo.config import toml_file
     from rondo.study.claims import entry as entries
 
     if target in entries.names() or not (target.endswith(".toml") or Path(target).exists()):
-        return entries.text(target)
+        return entries.read(target)
     raw = toml_file.read(Path(target), _SOURCE, "rondo init writes a configuration; rondo reproduce list shows entries")
-    return Path(target).read_text(encoding="utf-8-sig") if "arms" in raw else None
+    return entries.parsed(raw, target) if "arms" in raw or "product" in raw else None
 
 
 def _check_unused(options: Mapping[str, Any]) -> None:
     from rondo.errors import ConfigError, Problem
 
-    message = "an entry has its own, in [arms] and [tuning]: leave it out, or change it there"
+    message = "an entry has its own, in [arms] and [tuning], and keeps its values beside its runs: leave it out"
     if problems := [Problem(option, message) for option, value in options.items() if value is not None]:
         raise ConfigError(problems, _SOURCE)
 
@@ -111,26 +109,16 @@ def _new_file(path: Path | None) -> Path:
     return path
 
 
-def _tune_entry(target: str, text: str, to: Path | None, data: Path, out: Path, device: str, processes: int) -> None:
-    import tomllib
-
+def _tune_entry(target: str, entry: Any, data: Path, out: Path, device: str, processes: int) -> None:
     from rondo.errors import ConfigError
-    from rondo.study.claims import entry as entries
     from rondo.study.claims.trials import Trials
-    from rondo.study.tune.chosen import with_tuned
 
-    entry = entries.parsed(tomllib.loads(text), target).model_copy(update={"tuned": {}})
     if entry.tuning is None:
         raise ConfigError.at("tuning", "the entry has no such table, so there is no grid to search", target)
-    path = Path(target)
-    is_own = target not in entries.names() and path.exists()
-    file = path if is_own and to in (None, path) else _new_file(to)
-    with_tuned(text, {})  # refuses a file that cannot be written back, before the first trial
     work = Trials(target, entry, out, data)
     chosen = _searched(work, device, processes)
-    if is_own and path.read_text(encoding="utf-8-sig") != text:
-        raise ConfigError.at(target, "was changed during the search: run the same command again", _SOURCE)
-    _write(file, with_tuned(text, chosen))
+    file = work.folder / "tuned.json"
+    _write(file, work.tuned_file())
     _report(chosen, entry.tuning, file)
 
 
@@ -155,12 +143,12 @@ def _searched(work: Any, device: str, processes: int) -> Any:
     return chosen
 
 
-def _write(file: Path, text: str) -> None:
+def _write(file: Path, content: bytes) -> None:
     from rondo.errors import ConfigError
     from rondo.records import durable
 
     try:
-        durable.write(file, text.encode())
+        durable.write(file, content)
     except OSError as error:
         raise ConfigError.at(str(file), f"cannot be written: {error.strerror}", _SOURCE) from None
 

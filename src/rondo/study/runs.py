@@ -231,10 +231,10 @@ class Runs:
                     self._note(ended.trial, ended.reason)
                 yield ended.trial, ended.seconds
 
-    def took(self) -> list[float]:
-        """Seconds of each run that is finished."""
+    def took(self, within: str = ".") -> list[float]:
+        """Seconds of each run ``within`` the folder that is finished."""
         seconds = []
-        for file in sorted(self.folder.rglob("summary.json")):
+        for file in sorted((self.folder / within).rglob("summary.json")):
             with as_written(file.parent):
                 seconds.append(float(RunDirectory(file.parent).read(file.name)["seconds"]["all"]))
         return seconds

@@ -18,6 +18,7 @@ from rondo.study.claims.paired import Paired
 from rondo.study.claims.trials import Trials
 from rondo.study.runs import Trial, place
 from rondo.study.score import Score
+from rondo.study.tune.chosen import Chosen, Kept, Tried
 
 
 def test_dearer_method_holds_at_the_end_and_fails_at_equal_bytes(tmp_path: Path) -> None:
@@ -176,13 +177,15 @@ def test_claim_on_an_arm_whose_trials_score_alike_is_open(scores: list[float], w
     own = entry(tuning={**tuning, "held_out": 0.0})
     points = [{"train.lr": rate} for rate in (0.1, 0.2, 0.3)]
 
-    def tuned(arm: str, of_points: list[float]) -> dict[str, object]:
-        tried = [{"values": point, "scores": [score]} for point, score in zip(points, of_points, strict=True)]
-        return {"digest": own.digest(arm), "values": points[0], "trials": 3, "tried": tried}
+    def tuned(arm: str, of_points: list[float]) -> Chosen:
+        tried = [Tried(values=point, scores=[score]) for point, score in zip(points, of_points, strict=True)]
+        return Chosen(digest=own.digest(arm), values=points[0], trials=3, tried=tried)
 
     both = {"dear": tuned("dear", scores), "cheap": tuned("cheap", [0.6, 0.5, 0.4])}
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "tuned.json").write_text(Kept(arms=both).model_dump_json(), encoding="utf-8")
     of_arm = {"dear": (20, [0.0, 0.1, 3.0, 4.0]), "cheap": (20, [1.0, 1.5, 2.0, 2.5])}
-    trials = made(tmp_path, entry(tuning={**tuning, "held_out": 0.0}, tuned=both), of_arm)
+    trials = made(tmp_path, own, of_arm)
     (finding,) = findings(trials)
     assert finding.equal_bytes is not None
     assert finding.verdict.word == finding.equal_bytes.verdict.word == word

@@ -13,6 +13,7 @@ from made_up_runs import entry, made
 from rondo.study.claims import page
 from rondo.study.claims.entry import Entry
 from rondo.study.claims.findings import Finding, findings
+from rondo.study.tune.chosen import Chosen, Kept
 
 CLAIM: dict[str, Any] = {"claim": "the dear one is ahead", "plus": ["dear"], "minus": ["cheap"], "source": "none"}
 FALLS = {"says": "the cheap one has 2", "plus": ["cheap"], "at_least": 2.0}
@@ -79,6 +80,22 @@ def test_verdict_on_two_forms_that_turns_with_the_rate_is_open(
     assert finding.common.mean == pytest.approx(-0.5 if word == "open" else 0.5)
     if word == "open":
         assert finding.verdict.reason == "it turns with the rate: seen at each one's own, not seen here at a common one"
+
+
+@pytest.mark.parametrize(("cheap", "word"), [(0.3, "open"), (0.1, "seen")])
+def test_two_forms_at_rates_of_their_own_are_open_until_they_ran_at_one(
+    cheap: float, word: str, tmp_path: Path
+) -> None:
+    tuning = {"grid": {"train.lr": [0.1, 0.3]}, "seeds": [7], "held_out": 0.0}
+    of_forms = entry(tuning=tuning, contrasts=[{**CLAIM, "paper": 0.4, "one_rate": True}])
+    chosen = {
+        arm: Chosen(digest=of_forms.digest(arm), values={"train.lr": rate}, trials=2)
+        for arm, rate in (("dear", 0.1), ("cheap", cheap))
+    }
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "tuned.json").write_text(Kept(arms=chosen).model_dump_json(), encoding="utf-8")
+    finding = found(tmp_path, of_forms)
+    assert (finding.verdict.word, finding.common) == (word, None)
 
 
 @pytest.mark.parametrize(

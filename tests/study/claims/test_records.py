@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from made_up_runs import entry, made
+from rondo.config import load
 from rondo.study.claims import entry as entries
 from rondo.study.claims import page
-from rondo.study.claims.trials import Trials
+from rondo.study.runs import place
+from site_scripts import RESULTS, site
 
-RESULTS = Path(__file__).parents[3] / "docs" / "results"
 ARCHIVES = sorted((RESULTS / "runs").glob("*.tar.xz"))
 
 
@@ -26,20 +28,23 @@ def test_there_are_records() -> None:
 def test_verdicts_follow_from_the_records(archive: Path, tmp_path: Path) -> None:
     """Without the data, and without a run. A page also follows a change of its entry or of a rule of judging."""
     name = archive.name.removesuffix(".tar.xz")
-    with tarfile.open(archive) as packed:
-        packed.extractall(tmp_path / "out", filter="data")
-    entry = entries.read(name)
-    for file in entry.files:
-        (tmp_path / file).mkdir(parents=True)
-    page.write(Trials(name, entry, tmp_path / "out", tmp_path), tmp_path / "pages")
+    trials = site("pages").unpacked(name, tmp_path)
+    page.write(trials, tmp_path / "pages")
     facts = [folder / "facts" / f"{name}.json" for folder in (tmp_path / "pages", RESULTS)]
     made, published = (json.loads(file.read_text(encoding="utf-8")) for file in facts)
     assert made == published
     pages = [folder / f"{name}.md" for folder in (tmp_path / "pages", RESULTS)]
     assert pages[0].read_text(encoding="utf-8") == pages[1].read_text(encoding="utf-8")
-    searched = Trials(name, entry.model_copy(update={"tuned": {}}), tmp_path / "out", tmp_path)
-    if entry.tuning is not None and not searched.missing_of_tuning():
-        assert entry.tuned == searched.chosen()
+    assert trials.stale() == []
+    there = {run.folder.name: run for run in trials.runs()}
+    assert {run.name for run in (tmp_path / "out" / name).iterdir() if run.is_dir()} == there.keys()
+    for run in list(there.values())[: len(trials.entry.arms)]:  # those of the first seed
+        config = load(run.folder / "config.toml", check_paths=False)
+        assert place(run.folder.parent, run.arm, run.seed, config) == run.folder
+
+
+def test_all_records_are_small() -> None:
+    assert sum(archive.stat().st_size for archive in ARCHIVES) < 10_000_000
 
 
 @pytest.mark.parametrize("name", entries.names())
@@ -69,32 +74,31 @@ def test_values_that_a_search_has_chosen_are_on_its_page(name: str) -> None:
     rows = [line.split(" | ") for line in (RESULTS / f"{name}.md").read_text(encoding="utf-8").splitlines()]
     tuned = {row[0].removeprefix("| "): row[-1].removesuffix(" |") for row in rows}
     points = [", ".join(f"{key} = {value}" for key, value in point.items()) for point in entry.tuning.points()]
-    assert [arm for arm in entry.arms if tuned[arm] not in points] == []
+    assert [arm for arm in entry.searched if tuned[arm] not in points] == []
 
 
 def test_records_of_a_run_tell_its_rows_and_the_number_of_its_clients_and_no_name(tmp_path: Path) -> None:
-    run = tmp_path / "out" / "own" / "wild-seed-0"
-    run.mkdir(parents=True)
+    """Nor is a run of another configuration among them, or of what nobody reads."""
+    of_page = entry()
+    trials = made(tmp_path / "out", of_page, {"dear": (10, [1.0]), "cheap": (10, [0.5])})
+    run = trials.runs()[0].folder
     kept: dict[str, Any] = {"versions": {}, "python": "3", "device": "cpu", "threads": 1, "code_sha256": {}}
     kept |= {"processor": "a processor", "kernels": {"dtype": "float32"}}
     task = {"task": {"today": "2026-11-25"}}
+    scores = {"per_client": {"client-0": {"score": 1.0, "loss": 2.0}}}
     contents = {
-        "metrics.jsonl": "{}",
-        "manifest.json": json.dumps({**kept, "platform": "mine", "config": {**task, "data": {"source": "here"}}}),
-        "partition.json": json.dumps(
-            {"clients": {"somebody": {"train": 3}, "another": {"train": 4}}, "rows": 7, "examples_sha256": "c0ffee"}
-        ),
+        "metrics.jsonl": {"round": 0, "scores": {"personal": scores}, "diagnostics": {"singular_values": {"x": [1.0]}}},
+        "manifest.json": {**kept, "platform": "mine", "config": {**task, "data": {"source": "here"}}},
+        "partition.json": {
+            "clients": {"somebody": {"train": 3}, "another": {"train": 4}},
+            "rows": 7,
+            "examples_sha256": "c0ffee",
+        },
     }
     for name, content in contents.items():
-        (run / name).write_text(content, encoding="utf-8")
-    (run.parent / "stopped.json").write_text(json.dumps({run.name: "diverged"}), encoding="utf-8")
-    script = RESULTS.parent / ".site" / "records.py"
-    spec = importlib.util.spec_from_file_location("records", script)
-    assert spec is not None
-    assert spec.loader is not None
-    records = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(records)
-    records.pack(tmp_path / "out", "own", tmp_path / "to")
+        (run / name).write_text(json.dumps(content), encoding="utf-8")
+    shutil.copytree(run, run.with_name("dear-seed-0-former"))
+    site("records").pack(tmp_path / "out", "own", tmp_path / "to", of_page, tmp_path)
     with tarfile.open(tmp_path / "to" / "own.tar.xz") as packed:
         packed.extractall(tmp_path / "again", filter="data")
     again = tmp_path / "again" / "own" / run.name
@@ -102,7 +106,10 @@ def test_records_of_a_run_tell_its_rows_and_the_number_of_its_clients_and_no_nam
     assert (told["clients"], told["rows"], told["examples_sha256"]) == ([0, 1], 7, "c0ffee")
     assert "somebody" not in str(told)
     assert json.loads((again / "manifest.json").read_text(encoding="utf-8")) == {**kept, "config": task}
-    assert sorted(file.name for file in again.iterdir()) == sorted(contents)
+    slim = {"round": 0, "scores": {"personal": {"per_client": {"client-0": {"score": 1.0}}}}, "diagnostics": {}}
+    assert json.loads((again / "metrics.jsonl").read_text(encoding="utf-8")) == slim
+    assert load(again / "config.toml").algorithm.name == "rolora-linear"
+    assert not (again.parent / "dear-seed-0-former").exists()
 
 
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name.removesuffix(".tar.xz"))

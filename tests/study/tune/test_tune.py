@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,13 +22,14 @@ import tomli_w
 
 import small_entries
 from rondo.config import load
-from rondo.errors import ConfigError, RunStopped
+from rondo.errors import RunStopped
 from rondo.records.directory import RunDirectory
 from rondo.study import compare, parallel
 from rondo.study import runs as studies
 from rondo.study.claims import entry as entries
+from rondo.study.claims.trials import Trials
 from rondo.study.runs import Runs, Trial
-from rondo.study.tune.chosen import Chosen, with_tuned
+from rondo.study.tune.chosen import Chosen, Kept
 from rondo.study.tune.tuning import Tuning
 from small_entries import TRAIN
 from small_runs import reviews, save_tiny_bert, settings, write_rows
@@ -94,21 +96,30 @@ def stop_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return after
 
 
+def kept(out: Path, name: str = "own") -> dict[str, Chosen]:
+    """The values beside the runs of an entry."""
+    return Kept.of(out / name).arms
+
+
+def elsewhere(out: Path) -> None:
+    """Take the values of ``out``, and nothing else, to a folder where no trial is."""
+    (out.parent / "elsewhere" / "own").mkdir(parents=True)
+    shutil.copy(out / "own" / "tuned.json", out.parent / "elsewhere" / "own")
+
+
 @pytest.mark.slow
-def test_entry_of_ones_own_gets_its_values_and_reproduce_uses_them(invoke: Invoke, tmp_path: Path) -> None:
+def test_entry_gets_its_values_and_reproduce_uses_them(invoke: Invoke, tmp_path: Path) -> None:
     path = written(tmp_path / "own.toml")
     before = path.read_text(encoding="utf-8")
     assert invoke("tune", path, "--out", "out", "--device", "cpu")[0] == 0
-    text = path.read_text(encoding="utf-8")
-    assert text.startswith(before.rstrip())  # with all remarks
-    entry = entries.read(str(path))
-    assert {arm: entry.kept(arm) for arm in entry.arms} == entry.tuned
-    two = entry.tuned["two"]
+    assert path.read_text(encoding="utf-8") == before
+    two = kept(tmp_path / "out")["two"]
     assert two.values == {"train.lr": 0.3}
     assert (two.trials, [len(row.scores) for row in two.tried]) == (6, [2, 2, 1, 1])
     means = [row.scores[0] for row in two.tried]
     assert means == sorted(means)
     # Elsewhere, where no trial is, nothing is searched.
+    elsewhere(tmp_path / "out")
     code, said = invoke("reproduce", path, "--out", "elsewhere", "--device", "cpu")
     assert (code, "searched again" in said) == (0, False)
     assert len(runs(tmp_path / "elsewhere")) == 4
@@ -116,6 +127,17 @@ def test_entry_of_ones_own_gets_its_values_and_reproduce_uses_them(invoke: Invok
     page = (tmp_path / "elsewhere" / "pages" / "own.md").read_text(encoding="utf-8")
     assert "train.lr = 0.3" in page
     assert "At an edge of the grid, so that a wider one may suit them better: two (train.lr), all four" in page
+    trials = Trials("own.toml", entries.read(str(path)), tmp_path / "elsewhere", tmp_path)
+    assert trials.spent() > Kept.of(tmp_path / "out" / "own").seconds > 0
+
+
+def test_arm_with_a_value_of_its_own_is_not_searched(tmp_path: Path) -> None:
+    text = ENTRY.replace("arms.two.rounds = 2 ", "arms.two.rounds = 2\narms.two.train.lr = 0.2 ")
+    entry = entries.read(str(written(tmp_path / "own.toml", text)))
+    assert entry.searched == ["all four"]
+    trials = Trials("own.toml", entry, tmp_path / "out", tmp_path)
+    assert {trial.arm for trial in trials.missing_of_tuning()} == {"all four"}
+    assert trials.tuned("two") == {}
 
 
 @pytest.mark.slow
@@ -132,6 +154,7 @@ def test_values_of_another_grid_or_configuration_are_searched_again(
 ) -> None:
     path = written(tmp_path / "own.toml")
     assert invoke("tune", path, "--out", "out", "--device", "cpu")[0] == 0
+    elsewhere(tmp_path / "out")
     text = path.read_text(encoding="utf-8")
     assert old in text
     path.write_text(text.replace(old, new), encoding="utf-8")
@@ -140,25 +163,23 @@ def test_values_of_another_grid_or_configuration_are_searched_again(
     assert "are of another grid, score or configuration" in said
     tried = {run.name.partition("-seed")[0] for run in runs(tmp_path / "elsewhere" / "own" / "tuning")}
     assert tried == searched
-    # Tuned again, the file has one table per arm.
     assert invoke("tune", path, "--out", "elsewhere", "--device", "cpu")[0] == 0
-    tuned = entries.read(str(path))
-    assert all(tuned.kept(arm) is not None for arm in tuned.arms)
+    assert Trials("own.toml", entries.read(str(path)), tmp_path / "elsewhere", tmp_path).stale() == []
 
 
 @pytest.mark.slow
 def test_search_that_was_stopped_goes_on(invoke: Invoke, stop_after: Callable[[int], None], tmp_path: Path) -> None:
-    path, whole = written(tmp_path / "own.toml"), written(tmp_path / "whole.toml")
+    path = written(tmp_path / "own.toml")
     stop_after(5)
     assert invoke("tune", path, "--out", "out", "--device", "cpu")[0] == 137
-    assert "tuned" not in tomllib.loads(path.read_text(encoding="utf-8"))
+    assert kept(tmp_path / "out") == {}
     first = runs(tmp_path / "out")
     assert len(first) == 5
     assert invoke("tune", path, "--out", "out", "--device", "cpu")[0] == 0
     assert {run: when for run, when in runs(tmp_path / "out").items() if run in first} == first
     assert len(runs(tmp_path / "out")) == 12
-    assert invoke("tune", whole, "--out", "out", "--device", "cpu")[0] == 0
-    assert path.read_text(encoding="utf-8") == whole.read_text(encoding="utf-8")
+    assert invoke("tune", path, "--out", "whole", "--device", "cpu")[0] == 0
+    assert kept(tmp_path / "out") == kept(tmp_path / "whole")
 
 
 @pytest.mark.slow
@@ -180,10 +201,10 @@ def test_search_that_was_killed_goes_on(invoke: Invoke, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_trials_side_by_side_choose_what_one_after_the_other_do(invoke: Invoke, tmp_path: Path) -> None:
-    alone, beside = written(tmp_path / "alone.toml"), written(tmp_path / "beside.toml")
-    assert invoke("tune", alone, "--out", "one", "--device", "cpu")[0] == 0
-    assert invoke("tune", beside, "--out", "three", "--device", "cpu", "--processes", 3)[0] == 0
-    assert alone.read_text(encoding="utf-8") == beside.read_text(encoding="utf-8")
+    path = written(tmp_path / "own.toml")
+    assert invoke("tune", path, "--out", "one", "--device", "cpu")[0] == 0
+    assert invoke("tune", path, "--out", "three", "--device", "cpu", "--processes", 3)[0] == 0
+    assert kept(tmp_path / "one") == kept(tmp_path / "three") != {}
     assert len(runs(tmp_path / "three")) == len(runs(tmp_path / "one"))
 
 
@@ -222,19 +243,6 @@ def test_no_trial_is_started_once_the_time_is_over(tmp_path: Path) -> None:
     for processes in (1, 2):
         assert list(Runs(tmp_path / "runs").make_all([trial], "cpu", processes=processes, end=0.0)) == []
     assert not trial.has_begun
-
-
-@pytest.mark.slow
-def test_entry_that_comes_with_rondo_is_written_to_a_file(
-    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    text = written(tmp_path / "given.toml").read_text(encoding="utf-8")
-    monkeypatch.setattr(entries, "text", lambda name: text)
-    code, said = invoke("tune", "given-entry", "--out", "out", "--device", "cpu")
-    assert (code, "--to: is missing: name the file to write" in said) == (2, True)
-    assert invoke("tune", "given-entry", "--to", "tuned.toml", "--out", "out", "--device", "cpu")[0] == 0
-    assert entries.read(str(tmp_path / "tuned.toml")).tuned.keys() == {"two", "all four"}
-    assert "[tuned" not in (tmp_path / "given.toml").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -396,8 +404,12 @@ def test_private_method_has_no_rows_held_out(tiny: dict[str, Any], invoke: Invok
         ("held_out = 0.0", "trials = 9, held_out = 0.0", (), "trials = 9 of a grid of 4 points"),
         ("# What", "# What", ("--grid", "train.lr=1"), "--grid: an entry has its own, in [arms] and [tuning]"),
         ("# What", "# What", ("two", "--seeds", "1"), "METHODS: an entry has its own"),
-        ("[[contrasts]]", '[tuned.three]\ndigest = ""\nvalues = {}\ntrials = 1\n[[contrasts]]', (), "tuned names arms"),
-        ("[[contrasts]]", "[tuned.two]\nvalues = 3\n[[contrasts]]", (), "tuned.two.values: "),
+        (
+            "# What",
+            "# What",
+            ("--to", "a.toml"),
+            "--to: an entry has its own, in [arms] and [tuning], and keeps its values",
+        ),
     ],
 )
 def test_entry_that_cannot_be_searched_is_told(
@@ -419,25 +431,13 @@ def test_target_that_is_none_is_told(name: str, invoke: Invoke) -> None:
     assert "rondo reproduce list" in said
 
 
-CHOSEN = {"a b": Chosen(digest="1", values={"train.lr": 1e-05}, trials=1)}
-
-
-def test_tables_are_replaced_and_all_else_stays() -> None:
-    text = (
-        '# first\n[tuned.a]\nvalues = {}\n[config] # second\nx = """\n[y]\n"""\n  [tuned.b]\nz = [\n  [1],\n]\n[[c]]\n'
-    )
-    once = with_tuned(text, CHOSEN)
-    assert once.startswith('# first\n[config] # second\nx = """\n[y]\n"""\n[[c]]\n\n# Written by rondo tune')
-    assert tomllib.loads(once)["tuned"] == {
-        "a b": {"digest": "1", "trials": 1, "values": {"train.lr": 1e-05}, "tried": []}
-    }
-    assert with_tuned(once, CHOSEN) == once
-
-
-@pytest.mark.parametrize("text", ["tuned.a.trials = 1\n", 'x = """\n[tuned.a]\n"""\n', "tuned = {}\n"])
-def test_table_written_in_another_way_is_left(text: str) -> None:
-    with pytest.raises(ConfigError, match="remove it from the file"):
-        with_tuned(text, CHOSEN)
+@pytest.mark.parametrize("content", ["{", "[]", '{"arms": {"two": 3}}', '{"seconds": -1}'])
+def test_damaged_values_are_told_with_a_remedy(content: str, invoke: Invoke, tmp_path: Path) -> None:
+    path = written(tmp_path / "own.toml")
+    (tmp_path / "out" / "own").mkdir(parents=True)
+    (tmp_path / "out" / "own" / "tuned.json").write_text(content, encoding="utf-8")
+    code, said = invoke("tune", path, "--out", "out")
+    assert (code, "remove it, and what is missing is made anew" in " ".join(said.split())) == (2, True), said
 
 
 def test_edges_are_of_numbers_only() -> None:
@@ -463,15 +463,14 @@ def test_points_of_a_large_grid_are_chosen_by_optuna(
     pytest.importorskip("optuna")
     rates = "[0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.4]"
     text = ENTRY.replace("[0.001, 0.3, 0.01, 0.1]", f'{rates}, grid."problem.noise" = [0.0, 0.01], trials = 5')
-    path, whole = written(tmp_path / "own.toml", text), written(tmp_path / "whole.toml", text)
+    path = written(tmp_path / "own.toml", text)
     stop_after(3)
     assert invoke("tune", path, "--out", "cut", "--device", "cpu")[0] == 137
     assert invoke("tune", path, "--out", "cut", "--device", "cpu")[0] == 0
-    assert invoke("tune", whole, "--out", "whole", "--device", "cpu")[0] == 0
-    assert path.read_text(encoding="utf-8") == whole.read_text(encoding="utf-8")
-    entry = entries.read(str(path))
-    assert entry.tuned.keys() == entry.arms.keys()
-    for chosen in entry.tuned.values():
+    assert invoke("tune", path, "--out", "whole", "--device", "cpu")[0] == 0
+    assert kept(tmp_path / "cut") == kept(tmp_path / "whole")
+    assert kept(tmp_path / "cut").keys() == entries.read(str(path)).arms.keys()
+    for chosen in kept(tmp_path / "cut").values():
         assert len(chosen.tried) <= 5
         assert chosen.values == chosen.tried[0].values
         assert chosen.trials == sum(len(row.scores) for row in chosen.tried)

@@ -20,7 +20,7 @@ from rondo.config.section import Positive, Section
 from rondo.errors import ConfigError, headed
 from rondo.study.claims.product import spread
 from rondo.study.score import Score
-from rondo.study.tune.chosen import Chosen, digest
+from rondo.study.tune.chosen import digest
 from rondo.study.tune.tuning import Seeds, Tuning, merge, nested
 
 _Arms = Annotated[list[str], Field(min_length=1)]
@@ -209,17 +209,14 @@ class Entry(Section):
     bounds: list[Bound] = Field(default_factory=list)
     preconditions: list[Precondition] = Field(default_factory=list)
     tuning: EntryTuning | None = None
-    tuned: dict[str, Chosen] = Field(default_factory=dict)
-    """The values that ``rondo tune`` has chosen for each arm."""
 
     @model_validator(mode="after")
     def _arms_are_there(self) -> Self:
         if not self.claims:
             raise ValueError("an entry has contrasts, bounds or both")
         named = {arm for named in (*self.claims, *self.commons, *self.preconditions) for arm in named.arms}
-        for table, arms in (("claims name", named), ("tuned names", self.tuned.keys())):
-            if unknown := arms - self.arms.keys():
-                raise ValueError(f"{table} arms that are not there: {', '.join(sorted(unknown))}")
+        if unknown := named - self.arms.keys():
+            raise ValueError(f"claims name arms that are not there: {', '.join(sorted(unknown))}")
         unknown_claims = {one for p in self.preconditions for one in p.claims} - {claim.claim for claim in self.claims}
         if unknown_claims:
             raise ValueError(f"preconditions name claims that are not there: {', '.join(sorted(unknown_claims))}")
@@ -248,10 +245,15 @@ class Entry(Section):
 
     @property
     def hours(self) -> float:
-        """Hours of all runs and of the first trials of arms that are not tuned, one after the other."""
+        """Hours of all runs and of the first trials of their search, one after the other."""
         tried = 0 if self.tuning is None else self.tuning.trials or self.tuning.size
-        untuned = sum(self.kept(arm) is None for arm in self.arms)
-        return self.seconds * (untuned * tried + len(self.arms) * len(self.seeds)) / 3600
+        return self.seconds * (len(self.searched) * tried + len(self.arms) * len(self.seeds)) / 3600
+
+    @property
+    def searched(self) -> list[str]:
+        """The arms whose values are searched: without those that have a value of every key of the grid."""
+        keys = [] if self.tuning is None else list(self.tuning.grid)
+        return [arm for arm in self.arms if not all(_names(self.arms[arm], key) for key in keys)]
 
     @property
     def score(self) -> Score:
@@ -272,11 +274,6 @@ class Entry(Section):
             merge(tree, self.tuning.config)
             grid = {key: getattr(self.tuning, key) for key in Tuning.model_fields}
         return digest({"tuning": grid, "score": vars(self.score_of_trials), "config": tree})
-
-    def kept(self, arm: str) -> Chosen | None:
-        """The values that ``rondo tune`` has chosen for ``arm``; None once its grid or configuration is another."""
-        chosen = self.tuned.get(arm)
-        return chosen if chosen is not None and chosen.digest == self.digest(arm) else None
 
     def tree(self, arm: str) -> dict[str, Any]:
         """The keys that the runs of ``arm`` share, but for tuned ones."""

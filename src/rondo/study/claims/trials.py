@@ -5,6 +5,7 @@
     OUT/NAME/ARM-seed-N-DIGEST/         an ordinary run directory per arm and seed
     OUT/NAME/tuning/ARM-seed-N-DIGEST/  one per arm, point of the grid and seed
     OUT/NAME/stopped.json               runs that could not finish, with the reason
+    OUT/NAME/tuned.json                 what a search elsewhere has chosen, where its trials are not here
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from rondo.records.curve import Curve
 from rondo.study.claims import entry as entries
 from rondo.study.claims.entry import Entry
 from rondo.study.runs import Runs, Trial, place
-from rondo.study.tune.chosen import Chosen
+from rondo.study.tune.chosen import Chosen, Kept
 from rondo.study.tune.search import Search
 from rondo.study.tune.tuning import Point
 
@@ -34,6 +35,7 @@ class Trials(Runs):
             raise ConfigError.at("NAME", f"{target!r} {problem}: rename the file")
         super().__init__(out / self.name)
         self.entry, self.data = entry, data
+        self._kept = Kept.of(self.folder)
         self._search = None
         if entry.tuning is not None:
             self._search = Search(self, entry.tuning, entry.score_of_trials, self._tuning_trial)
@@ -50,8 +52,17 @@ class Trials(Runs):
         """The trials to make next, until every arm is tuned."""
         if self._search is None:
             return []
-        arms = [arm for arm in self.entry.arms if self.entry.kept(arm) is None]
+        arms = [arm for arm in self.entry.searched if self.kept(arm) is None]
         return [trial for arm in arms for trial in self._search.missing(arm)]
+
+    def kept(self, arm: str) -> Chosen | None:
+        """What a search elsewhere has chosen for ``arm``; None once its grid or configuration is another."""
+        chosen = self._kept.arms.get(arm)
+        return chosen if chosen is not None and chosen.digest == self.entry.digest(arm) else None
+
+    def stale(self) -> list[str]:
+        """The arms whose values were chosen for another grid, score or configuration."""
+        return [arm for arm in self._kept.arms if arm not in self.entry.searched or self.kept(arm) is None]
 
     def runs(self) -> list[Trial]:
         """The runs whose scores count, seed by seed. All arms must be tuned."""
@@ -59,25 +70,31 @@ class Trials(Runs):
         return [self._trial(arm, seed, point) for seed in self.entry.seeds for arm, point in points.items()]
 
     def tuned(self, arm: str) -> Point:
-        """The point of the grid that ``arm`` takes: the one in the entry, else that of the search, which must be
-        finished."""
-        if self._search is None:
+        """The point of the grid that ``arm`` takes: the one beside the runs, else that of the search, which must be
+        finished. An arm that is not searched has its values in its own table."""
+        if self._search is None or arm not in self.entry.searched:
             return {}
-        kept = self.entry.kept(arm)
+        kept = self.kept(arm)
         return self._search.point(arm) if kept is None else kept.values
 
     def is_untold(self, arm: str) -> bool:
         """Whether several points of the grid were tried for ``arm`` and all trials score the same, so that the search
         chose none of them."""
-        if self._search is None:
+        if self._search is None or arm not in self.entry.searched:
             return False
-        tried = (self.entry.kept(arm) or self._search.chosen(arm, "")).tried
+        tried = (self.kept(arm) or self._search.chosen(arm, "")).tried
         return len(tried) > 1 and len({score for point in tried for score in point.scores}) == 1
 
     def chosen(self) -> dict[str, Chosen]:
         """The point of each arm by the search, which must be finished, with the scores of its trials."""
         assert self._search is not None, "there is no tuning"
-        return {arm: self._search.chosen(arm, self.entry.digest(arm)) for arm in self.entry.arms}
+        digests = {arm: self.entry.digest(arm) for arm in self.entry.searched}
+        return {arm: self.kept(arm) or self._search.chosen(arm, of_arm) for arm, of_arm in digests.items()}
+
+    def tuned_file(self) -> bytes:
+        """The search, which must be finished, as ``tuned.json`` for those who have not its trials."""
+        seconds = math.fsum(self.took("tuning")) or self._kept.seconds
+        return Kept(seconds=round(seconds, 1), arms=self.chosen()).model_dump_json(indent=1).encode()
 
     def seconds(self) -> float:
         """Seconds of all runs that are missing. Later halves of a tuning are not counted."""
@@ -91,8 +108,8 @@ class Trials(Runs):
         return statistics.fmean(took) if took else self.entry.seconds
 
     def spent(self) -> float:
-        """Seconds of all runs that are there, tuning included."""
-        return math.fsum(self.took())
+        """Seconds of all runs that are there, and of their tuning, here or elsewhere."""
+        return math.fsum(self.took()) + (0.0 if self.took("tuning") else self._kept.seconds)
 
     def tried(self) -> int:
         """The trials of the tuning that are finished."""
@@ -100,7 +117,7 @@ class Trials(Runs):
 
     def here(self) -> list[Trial]:
         """The runs and trials of the entry as it is now, as far as it is tuned."""
-        trials = [] if self._search is None else [t for arm in self.entry.arms for t in self._search.trials(arm)]
+        trials = [] if self._search is None else [t for arm in self.entry.searched for t in self._search.trials(arm)]
         return trials if self.missing_of_tuning() else [*trials, *self.runs()]
 
     def stopped_here(self) -> dict[str, str]:
