@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,87 +34,86 @@ LEAVES: Mapping[type, Mapping[str, Exposed]] = {
             "a consent; `training.least_rows`",
         ),
         "labels": Exposed(
-            "the class names in the site's rows, where the run does not name its classes",
+            "class names in the site's rows, if the run does not name its classes",
             "`rows.labels`, `rows.label_names`, `rows.most_labels`",
         ),
         "refused": Exposed(
-            "the reason why the site takes no part: terms of its contract, or keys of the configuration; no row, no "
-            "number of rows, no file's name",
+            "why the site takes no part: terms of its contract or keys of the configuration; no row, number of "
+            "rows or file's name",
             "`outgoing.letters_per_day`",
         ),
         "environment": Exposed("torch's version, the number of threads, the processor's instructions", "a consent"),
         "fewest": Exposed(
-            "how many sites must open a masked sum with this one: by its contract, or by the number of its peers",
+            "fewest sites that must open a masked sum with this one",
             "`training.least_sites`",
         ),
     },
     Reply: {
         "upload": Exposed(
-            "the tensors that were trained, every number of them; they can be searched for the rows behind them. In a "
-            "run with masked uploads there is none: an empty reply says that the client has trained",
+            "every number of the trained tensors, which can be searched for the rows behind them; empty in a run with "
+            "masked uploads",
             "`training.tensors`, `training.embeddings`, `training.least_rows`, `training.least_steps`, "
             "`training.least_clients`, `outgoing.uploads_per_day`, `outgoing.largest_mb`",
         ),
         "loss": Exposed(
-            "the mean training loss of the client in this round",
+            "the client's mean training loss in this round",
             "`outgoing.losses`, `outgoing.decimals`, `outgoing.least_rows_scored`",
         ),
         "held": Exposed(
-            "digests of what the client was sent before, or made as the server did, where it lacks something",
-            "none: it is the server's, or follows from the plan",
+            "digests of what the client already has, if it lacks something",
+            "none: the server knows it",
         ),
         "scores": Exposed(
-            "metrics of the client's model on its held-back rows, and on test rows of its own (`--test`)",
+            "metrics of the client's model on its held-back rows and its test rows (`--test`)",
             "`outgoing.scores`, `outgoing.decimals`, `outgoing.least_rows_scored`, `rows.largest_held_back`",
         ),
         "reason": Exposed(
-            "a short code, where a client has no upload: refused, out of memory, a loss that is not finite",
+            "a short code if a client has no upload: refused, out of memory, a loss that is not finite",
             "`outgoing.letters_per_day`",
         ),
-        "detail": Exposed("the term of the contract that refuses; of a training that failed, nothing", "none"),
+        "detail": Exposed("the contract's term that refuses; nothing of a failed training", "none"),
     },
     Envelope: {
         "run": Exposed("the run's name, as the server sent it", "none"),
         "round": Exposed("the round's number, as the server sent it", "none"),
         "client": Exposed("the client's id", "none"),
-        "model": Exposed("SHA-256 of the base model, of which the server has the same", "none"),
+        "model": Exposed("SHA-256 of the base model, which the server knows", "none"),
         "examples": Exposed("the client's number of training rows, as in the consent", "a consent"),
         "weight": Exposed(
-            "the upload's weight in the mean: that number again, 1, or what the method sets", "`training.methods`"
+            "the upload's weight in the mean: that number, 1, or the method's weight", "`training.methods`"
         ),
     },
     Ready: {
-        "site": Exposed("nothing: it is in no letter from the site, the line says it", "none"),
+        "site": Exposed("nothing: the connection identifies the site", "none"),
         "session": Exposed("the number of the set, as the server sent it", "none"),
         "terms": Exposed(
-            "SHA-256 of run, round, plan, what was sent and form of the numbers, of which the server has the same",
+            "SHA-256 of run, round, plan, broadcast and number format, which the server knows",
             "none",
         ),
-        "key": Exposed("a fresh key, for this set alone", "none"),
-        "signature": Exposed("the site's signature under it, which the other sites check", "none"),
+        "key": Exposed("a fresh key, only for this set", "none"),
+        "signature": Exposed("the site's signature of it, which the other sites check", "none"),
     },
     Sent: {
         "site": Exposed("nothing: as above", "none"),
         "session": Exposed("the number of the set", "none"),
         "vector": Exposed(
-            "the sum of the changes of this site's clients, masked: without the other sites' masks, random numbers",
+            "the masked sum of the changes of this site's clients: random numbers without the other sites' masks",
             "`training.tensors`, `training.embeddings`, `training.least_rows`, `training.least_steps`, "
             "`training.least_sites`, `outgoing.uploads_per_day`, `outgoing.largest_mb`",
         ),
-        "sealed": Exposed("shares of the own mask's seed, which only the other sites can open", "none"),
+        "sealed": Exposed("shares of this site's mask seed, which only the other sites can open", "none"),
     },
     Shares: {
         "site": Exposed("nothing: as above", "none"),
         "session": Exposed("the number of the set", "none"),
         "shares": Exposed(
-            "shares of the seeds of all sites of the set: with those of two thirds of them, and of as many as the "
-            "contract asks for, the sum of all and no part of it",
+            "shares of the seeds of all sites of the set; enough sites' shares open the sum of all, and no part of it",
             "`training.least_sites`; one set per round",
         ),
     },
     Refusal: {
-        "reason": Exposed("a short code, where a site gives no key, no vector or no shares", "none"),
-        "detail": Exposed("the circumstances, of which the server wrote all", "none"),
+        "reason": Exposed("a short code if a site gives no key, vector or shares", "none"),
+        "detail": Exposed("the circumstances, all written by the server", "none"),
     },
 }
 """Letters that leave a site."""
@@ -122,7 +121,7 @@ LEAVES: Mapping[type, Mapping[str, Exposed]] = {
 COMES: Mapping[type, Mapping[str, Exposed]] = {
     Plan: {
         "run": Exposed("a name for the run", ""),
-        "config": Exposed("the whole configuration of the server, with its paths", ""),
+        "config": Exposed("the server's whole configuration, with its paths", ""),
         "clients": Exposed("the ids of the site's own clients", ""),
         "labels": Exposed("the class names of all sites", ""),
         "model": Exposed(f"SHA-256 of the base model; {_DIGEST}", ""),
@@ -134,16 +133,13 @@ COMES: Mapping[type, Mapping[str, Exposed]] = {
         "round": Exposed("the round's number, the run's seed, the number of clients in the run", ""),
         "client": Exposed("the site's own client, with its rank", ""),
         "parcel": Exposed(
-            "the broadcast: the aggregate of all clients, or what the method sends in its place; digests of the rest, "
-            "which the client holds or makes itself",
+            "the broadcast: the aggregate of all clients, or what the method sends instead; digests of what the client "
+            "has",
             "",
         ),
         "counted": Exposed("the client's last round that counted", ""),
-        "scores": Exposed("whether scores are asked, and no training", ""),
-        "asked": Exposed(
-            "the number of clients in the round; with client-level privacy, where that is a secret, the expected one",
-            "",
-        ),
+        "scores": Exposed("whether the server asks for scores instead of training", ""),
+        "asked": Exposed("the number of clients in the round; the expected number if the number is secret", ""),
         "protocol": Exposed("the version of the letters", ""),
     },
     AskReady: {
@@ -151,20 +147,20 @@ COMES: Mapping[type, Mapping[str, Exposed]] = {
         "attempt": Exposed("the round's number", ""),
         "session": Exposed("the number of the set in the round", ""),
         "threshold": Exposed("how many sites open a sum", ""),
-        "largest": Exposed("the largest number of examples of a client in the run; 1 where all weigh the same", ""),
-        "clients": Exposed("the ids of the site's own clients that are to be in the sum", ""),
+        "largest": Exposed("the largest number of a client's examples; 1 if all weigh the same", ""),
+        "clients": Exposed("the ids of the site's clients in the sum", ""),
     },
     AskMasked: {
         "run": Exposed("the run's name", ""),
         "attempt": Exposed("the round's number", ""),
-        "named": Exposed("the set: name, fresh key and signature of every site that is ready", ""),
+        "named": Exposed("the set: name, fresh key and signature of every ready site", ""),
     },
     AskShares: {
         "run": Exposed("the run's name", ""),
         "attempt": Exposed("the round's number", ""),
-        "unmask": Exposed("the same set, whose sites have all sent a vector; shares sealed for this site", ""),
+        "unmask": Exposed("the same set, after all its sites sent a vector; shares sealed for this site", ""),
     },
-    End: {"reason": Exposed("the reason, where the run failed", "")},
+    End: {"reason": Exposed("the reason, if the run failed", "")},
 }
 """Letters that come to a site."""
 
@@ -179,13 +175,13 @@ KINDS: Mapping[str, tuple[type, tuple[type, ...]]] = {
 """By kind of letter: the letter that comes, and the parts of its answer."""
 
 BESIDE: Mapping[str, str] = {
-    "activate-node": "the site's public key, its program's id, the time: the site is there",
+    "activate-node": "the site's public key, its program's id, the time",
     "deactivate-node": "the site leaves",
-    "send-node-heartbeat": "the site is there still, also while it trains",
+    "send-node-heartbeat": "the site is still there, even while it trains",
     "pull-messages": "the site asks for a letter",
     "pull-object": "the site fetches a part of a letter",
     "confirm-message-received": "the site has a letter",
-    "push-messages": "the site has an answer: number, size and digests of its parts",
+    "push-messages": "the number, size and digests of an answer's parts",
     "push-object": "a part of an answer",
 }
 """Requests of the line that letters travel over, by route."""
@@ -194,20 +190,15 @@ BESIDE: Mapping[str, str] = {
 def markdown() -> str:
     """The tables of the page."""
     lines = ["### What leaves a site", "", "| in answer to | field | it tells | limited by |", "|---|---|---|---|"]
-    for kind, (_, parts) in KINDS.items():
-        lines += [
-            f"| {kind} | {_name(part, key)} | {e.tells} | {e.limit} |" for part in parts for key, e in _of(LEAVES, part)
-        ]
+    for part, entries in LEAVES.items():
+        kinds = ", ".join(kind for kind, (_, parts) in KINDS.items() if part in parts)
+        lines += [f"| {kinds} | {_name(part, key)} | {entry.tells} | {entry.limit} |" for key, entry in entries.items()]
     lines += ["", "### What comes to a site", "", "| letter | field | it tells |", "|---|---|---|"]
     for kind, (letter, _) in KINDS.items():
-        lines += [f"| {kind} | {_name(letter, key)} | {entry.tells} |" for key, entry in _of(COMES, letter)]
+        lines += [f"| {kind} | {_name(letter, key)} | {entry.tells} |" for key, entry in COMES[letter].items()]
     lines += ["", "### Requests around the letters", "", "| request | it tells |", "|---|---|"]
     lines += [f"| `{route}` | {tells} |" for route, tells in BESIDE.items()]
     return "\n".join(lines) + "\n"
-
-
-def _of(table: Mapping[type, Mapping[str, Exposed]], part: type) -> Iterator[tuple[str, Exposed]]:
-    yield from table[part].items()
 
 
 def _name(part: type[Any], key: str) -> str:
