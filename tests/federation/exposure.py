@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from rondo.engine.wire.envelope import Envelope
 from rondo.engine.wire.letters import Reply, Request
@@ -25,7 +24,7 @@ class Exposed:
     """The contract's word on it."""
 
 
-_DIGEST = "nothing more: it is compared with this site's own"
+_KNOWN = "nothing: the server knows it (names, ids, numbers and digests that go with each letter)"
 
 LEAVES: Mapping[type, Mapping[str, Exposed]] = {
     Consent: {
@@ -59,10 +58,7 @@ LEAVES: Mapping[type, Mapping[str, Exposed]] = {
             "the client's mean training loss in this round",
             "`outgoing.losses`, `outgoing.decimals`, `outgoing.least_rows_scored`",
         ),
-        "held": Exposed(
-            "digests of what the client already has, if it lacks something",
-            "none: the server knows it",
-        ),
+        "held": Exposed("digests of what the client has, if it lacks something", "none"),
         "scores": Exposed(
             "metrics of the client's model on its held-back rows and its test rows (`--test`)",
             "`outgoing.scores`, `outgoing.decimals`, `outgoing.least_rows_scored`, `rows.largest_held_back`",
@@ -74,28 +70,25 @@ LEAVES: Mapping[type, Mapping[str, Exposed]] = {
         "detail": Exposed("the contract's term that refuses; nothing of a failed training", "none"),
     },
     Envelope: {
-        "run": Exposed("the run's name, as the server sent it", "none"),
-        "round": Exposed("the round's number, as the server sent it", "none"),
-        "client": Exposed("the client's id", "none"),
-        "model": Exposed("SHA-256 of the base model, which the server knows", "none"),
-        "examples": Exposed("the client's number of training rows, as in the consent", "a consent"),
+        "run": Exposed(_KNOWN, "none"),
+        "round": Exposed(_KNOWN, "none"),
+        "client": Exposed(_KNOWN, "none"),
+        "model": Exposed(_KNOWN, "none"),
+        "examples": Exposed(_KNOWN, "none"),
         "weight": Exposed(
-            "the upload's weight in the mean: that number, 1, or the method's weight", "`training.methods`"
+            "the upload's weight in the mean: the number of examples, 1, or the method's weight", "`training.methods`"
         ),
     },
     Ready: {
-        "site": Exposed("nothing: the connection identifies the site", "none"),
-        "session": Exposed("the number of the set, as the server sent it", "none"),
-        "terms": Exposed(
-            "SHA-256 of run, round, plan, broadcast and number format, which the server knows",
-            "none",
-        ),
+        "site": Exposed(_KNOWN, "none"),
+        "session": Exposed(_KNOWN, "none"),
+        "terms": Exposed(_KNOWN, "none"),
         "key": Exposed("a fresh key, only for this set", "none"),
         "signature": Exposed("the site's signature of it, which the other sites check", "none"),
     },
     Sent: {
-        "site": Exposed("nothing: as above", "none"),
-        "session": Exposed("the number of the set", "none"),
+        "site": Exposed(_KNOWN, "none"),
+        "session": Exposed(_KNOWN, "none"),
         "vector": Exposed(
             "the masked sum of the changes of this site's clients: random numbers without the other sites' masks",
             "`training.tensors`, `training.embeddings`, `training.least_rows`, `training.least_steps`, "
@@ -104,8 +97,8 @@ LEAVES: Mapping[type, Mapping[str, Exposed]] = {
         "sealed": Exposed("shares of this site's mask seed, which only the other sites can open", "none"),
     },
     Shares: {
-        "site": Exposed("nothing: as above", "none"),
-        "session": Exposed("the number of the set", "none"),
+        "site": Exposed(_KNOWN, "none"),
+        "session": Exposed(_KNOWN, "none"),
         "shares": Exposed(
             "shares of the seeds of all sites of the set; enough sites' shares open the sum of all, and no part of it",
             "`training.least_sites`; one set per round",
@@ -124,7 +117,7 @@ COMES: Mapping[type, Mapping[str, Exposed]] = {
         "config": Exposed("the server's whole configuration, with its paths", ""),
         "clients": Exposed("the ids of the site's own clients", ""),
         "labels": Exposed("the class names of all sites", ""),
-        "model": Exposed(f"SHA-256 of the base model; {_DIGEST}", ""),
+        "model": Exposed("SHA-256 of the base model", ""),
         "rondo": Exposed("the server's version of Rondo", ""),
         "threads": Exposed("the number of threads at the server", ""),
     },
@@ -188,18 +181,18 @@ BESIDE: Mapping[str, str] = {
 
 
 def markdown() -> str:
-    """The tables of the page."""
-    lines = ["### What leaves a site", "", "| in answer to | field | it tells | limited by |", "|---|---|---|---|"]
-    for part, entries in LEAVES.items():
-        kinds = ", ".join(kind for kind, (_, parts) in KINDS.items() if part in parts)
-        lines += [f"| {kinds} | {_name(part, key)} | {entry.tells} | {entry.limit} |" for key, entry in entries.items()]
-    lines += ["", "### What comes to a site", "", "| letter | field | it tells |", "|---|---|---|"]
-    for kind, (letter, _) in KINDS.items():
-        lines += [f"| {kind} | {_name(letter, key)} | {entry.tells} |" for key, entry in COMES[letter].items()]
+    """The tables of the page: fields that tell the same share a line."""
+    leaves = _shared((part, key, (entry.tells, entry.limit)) for part in LEAVES for key, entry in LEAVES[part].items())
+    comes = _shared((part, key, (entry.tells,)) for part in COMES for key, entry in COMES[part].items())
+    lines = ["### What leaves a site", "", "| field | it tells | limited by |", "|---|---|---|", *leaves]
+    lines += ["", "### What comes to a site", "", "| field | it tells |", "|---|---|", *comes]
     lines += ["", "### Requests around the letters", "", "| request | it tells |", "|---|---|"]
     lines += [f"| `{route}` | {tells} |" for route, tells in BESIDE.items()]
     return "\n".join(lines) + "\n"
 
 
-def _name(part: type[Any], key: str) -> str:
-    return f"`{part.__name__}.{key}`"
+def _shared(fields: Iterable[tuple[type, str, tuple[str, ...]]]) -> list[str]:
+    lines: dict[tuple[str, ...], list[str]] = {}
+    for part, key, cells in fields:
+        lines.setdefault(cells, []).append(f"`{part.__name__}.{key}`")
+    return [" | ".join(("| " + ", ".join(names), *cells)) + " |" for cells, names in lines.items()]
