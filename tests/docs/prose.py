@@ -22,7 +22,7 @@ RULES = {
     "repeat the noun": r"\bthose (?:that|who|which|whose|of)\b|\b(?:than|as|from|of|with|to|is|by|and) that of\b",
     '"if" or "when" for "where"': r"(?:^|[.:;] )Where\b|\b(?:only|except) where\b|\bwhere (?:it|they|this|there)\b",
 }
-TESTS = {"a test's name": r"\btests?[_/]\w+"}
+TESTS = {"a test's name": r"\btests/\w|\btest_\w+\.py\b|\btest(?:_[a-z]+){5}"}
 DEVELOPERS = ("CONTRIBUTING.md", "docs/reliability.md", "docs/dev/")
 
 
@@ -41,8 +41,11 @@ def faults(page: str, text: str) -> list[str]:
     seen = [(rule, match) for rule, words in rules.items() for match in re.finditer(words, flat)]
     seen += [("of its own", m) for m in [*re.finditer(r"\bof (?:its|their|one's|his) own\b", flat)][OWN:]]
     blocks = re.split(r"\n\s*\n|\n(?=\s*(?:[-*#]|\d+\.) )", re.sub(r"^\s*[|#].*$", "", text, flags=re.M))
-    plain = [" ".join(re.sub(r"`[^`]+`", "CODE", block).split()) for block in blocks]
-    sentences = [s for block in plain for s in re.split(r"(?<=[.?!])\)?\s+(?=[A-Z\"(*])", block)]
+    plain = [
+        " ".join(re.sub(r"`[^`]+`(?:(?:,| and|, and) *`[^`]+`)*", "CODE", block.replace("\n", " ")).split())
+        for block in blocks
+    ]
+    sentences = [s for block in plain for s in re.split(r"(?<=[.?!])\)?\s+(?=[A-Z0-9\"(*])", block)]
     long = [(n, s) for s in sentences if (n := len(re.findall(r"[\w'%-]*\w", s))) > WORDS]
     return [f"{rule}: {flat[max(m.start() - 30, 0) : m.end() + 20]}" for rule, m in seen] + [
         f"{n} words: {s}" for n, s in long

@@ -36,6 +36,7 @@ HERE = [
     "docs/compare.md",
     "docs/configuration.md",
     "docs/how-to/report.md",
+    "docs/methods.md",
     "docs/reproduce.md",
     "docs/run-directory.md",
     "docs/tune.md",
@@ -110,7 +111,7 @@ def folder(invoke: Invoke, bert: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     config["methods"] = {"fedit": {}, "fedloru": {}}
     (here / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
-    (here / "prox.py").write_text(next(f.text for f in fences("README.md") if "class FedProx" in f.text))
+    (here / "prox.py").write_text(next(f.text for f in fences("docs/methods.md") if "class FedProx" in f.text))
     monkeypatch.syspath_prepend(str(here))
     monkeypatch.delitem(sys.modules, "prox", raising=False)
     importlib.invalidate_caches()

@@ -29,7 +29,7 @@ def test_ceilings_are_of_pages() -> None:
         "The runs and those that failed.",
         "Smaller than that of the client.",
         "Where a client fails, the round goes on.",
-        "See test_prose.",
+        "See tests/docs.",
         "One of its own, of its own\nand of their own.",
         LONG,
         f"- one\n- {LONG}\n- two",
@@ -46,7 +46,7 @@ def test_a_fault_is_seen(text: str) -> None:
         f"```\n{LONG}\n```",
         f"| {LONG} |\n|---|",
         "<!-- not run: tests/docs has it -->",
-        "The folder where rows lie.",
+        "The folder where rows lie. `data.test_source`",
         f"{LONG[:60]}.\n\n{LONG[:60]}.",
     ],
 )
