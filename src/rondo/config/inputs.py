@@ -108,7 +108,7 @@ class ModelConfig(Section):
     ``builtin:mlp``, ``builtin:2nn``, ``builtin:resnet10``, ``builtin:resnet18``, ``builtin:lstm``, ``builtin:relu``,
     ``builtin:no-relu``), ``builtin:linear`` (the network of ``[problem]``), or ``package.module:factory``: a function
     of the configuration and the task that returns a ``torch.nn.Module`` or a
-    ``rondo.models.networks.network.Network`` of one's own. In Python, ``rondo.run`` takes a model in its place."""
+    ``rondo.models.networks.network.Network``. In Python, ``rondo.run`` takes a model in its place."""
     head: HeadPolicy | None = None
     """Task head: sent and averaged, kept by each client, or not trained. Left out, the algorithm's own choice."""
     revision: str | None = None
@@ -225,9 +225,9 @@ class TaskConfig(Section):
     """Pixels in height and width that pictures are resized to (image-classification). Left out, they stay as they are,
     and all must have one size."""
     image_shape: Annotated[list[Positive], Field(min_length=3, max_length=3)] | None = None
-    """Height, width and channels of the pictures (image-classification); left out, those of the first. A picture of
-    another shape is a bad row, except that greyscale is turned to colour where three channels are named, and a list of
-    so many numbers is laid out in this shape."""
+    """Height, width and channels of the pictures (image-classification); left out, the first picture's. A picture of
+    another shape is a bad row. Two are exceptions: greyscale turns to colour if three channels are named, and a list of
+    so many numbers takes this shape."""
     normalize: Normalization = "unit"
     """Range of the pixels (image-classification): ``"unit"`` is 0 to 1, ``"half"`` is -1 to 1, and the others subtract
     the mean and divide by the deviation that are published for a data set. Bytes are divided by 255 first. Floats are
@@ -262,13 +262,12 @@ class DataConfig(Section):
     """File with the test set. Rows that come from single files have no other. Beside ``clients_from`` also a folder or
     pattern with a file per client, of the same names: its own test rows."""
     more_tests: dict[str, str] = Field(default_factory=dict)
-    """More test sets, each by a name of its own: a file, or a split of the source, such as
-    ``{ mismatched = "validation_mismatched" }``. Their scores stand beside those of the test set; no round is chosen by
-    them."""
+    """More test sets, each by a name: a file, or a split of the source, such as
+    ``{ mismatched = "validation_mismatched" }``. Their scores stand beside the test set's, and choose no round."""
     validation_fraction: Fraction = 0.1
-    """Share of each client's rows that is never trained on. Left out, it is 0 where clients have test rows of their
-    own, and with ``[privacy]``, under which nobody is told their scores. With ``privacy.unit = "example"`` a digest of
-    the row decides, or of its person, so a client's share is about so much."""
+    """Share of each client's rows that is never trained on. Left out, it is 0 if clients have test rows. It is
+    also 0 with ``[privacy]``, which publishes no such scores. With ``privacy.unit = "example"`` a digest of the row, or
+    of its person, decides, so a client's share is only about so much."""
     separator: Annotated[str, Field(min_length=1, max_length=1)] | None = None
     """Character between the columns of CSV and TSV files, such as ``";"``, which Excel writes in German. Left out, a
     comma or a tab, by the file's ending."""
@@ -312,7 +311,7 @@ class PartitionConfig(Section):
     """Smallest number of rows that a client may get, for all kinds but natural."""
     deal_tests: bool = False
     """Deal the test set to the clients as well, each class in proportion to their training rows of it, so that every
-    client is scored on test rows of its own classes."""
+    client is scored on test rows of its classes."""
 
 
 class ProblemConfig(Section):

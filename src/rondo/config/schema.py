@@ -41,7 +41,7 @@ class AlgorithmConfig(Section):
 
     model_config = ConfigDict(extra="allow")
     name: str = "rolora"
-    """A name of ``rondo list``, or ``package.module:Class`` for an algorithm of one's own."""
+    """A name of ``rondo list``, or ``package.module:Class`` for your algorithm."""
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -113,8 +113,8 @@ FaultKind: TypeAlias = Literal[
 
 
 class FaultsConfig(Section):
-    """Faults to rehearse. Each kind is set to the probability that a client has the fault in a round, drawn from the
-    run's seed, or to the ids of the clients that have it in every round.
+    """Faults to rehearse. Each kind is a probability or a list. The probability is that a client has the fault in a
+    round, drawn from the run's seed. The list has the ids of clients that have the fault in every round.
 
     The probabilities may sum to 1 at most, because a client has one fault per round.
     """
@@ -174,7 +174,7 @@ class PrivacyConfig(Section):
     """The secret that differential privacy keeps: that a client took part, or that a row is among a client's rows. Left
     out, there is no differential privacy."""
     clip: Annotated[float, Field(gt=0)] | Literal["adaptive"] | None = None
-    """Largest Euclidean norm of what one unit adds: the difference of a client's upload from that of a client that
+    """Largest Euclidean norm of what one unit adds: the difference of a client's upload from one of a client that
     learned nothing, or the gradient of a row. ``"adaptive"`` follows the median norm, from 0.1 on, by a step of 10 %
     per round at most, with ``unit = "client"``; its noise is within ``noise``."""
     upload_clip: Annotated[float, Field(gt=0)] | None = None
@@ -239,8 +239,8 @@ class TrainConfig(Section):
     """Lay the rows of a step end to end, without padding, where the model allows it (causal-lm): each row keeps its
     positions, its attention and its part in the loss."""
     what: Literal["all", "head"] | Annotated[list[str], Field(min_length=1)] | None = None
-    """Whole tensors to train: ``"all"``, those of the ``"head"``, or parameters by name (patterns with ``*``, as in
-    ``"layer4.*"``). Low-rank factors are trained beside them where there is a section ``[adapter]``. Left out, factors
+    """Whole tensors to train: ``"all"``, only the ``"head"``, or parameters by name (patterns with ``*``, as in
+    ``"layer4.*"``). Low-rank factors are trained beside them if there is a section ``[adapter]``. Left out, factors
     and the head are trained."""
 
     def rate(self, index: int, rounds: int) -> float:
@@ -263,14 +263,14 @@ class EvaluationConfig(Section):
     """Rounds between scores of each client's model on its own rows; 0 scores only after the last round. They are its
     test rows where clients have such, else its validation rows."""
     diagnostics_every: Annotated[int, Field(ge=0)] = 5
-    """Rounds between measurements of the aggregation's effect, the last round included; 0 takes none. Where
+    """Rounds between measurements of the aggregation's effect, the last round included; 0 takes none. If
     ``[privacy]`` hides single uploads, none is taken."""
     patience: Annotated[int, Field(ge=0)] = 0
-    """Scores in a row without a better one that end the run early; 0 never ends it early. The scores are those of
-    ``every``. Without a test set, and for personal methods where ``clients_every`` is set, they are the clients' mean
+    """Scores in a row without a better one that end the run early; 0 never ends it early. ``every`` has these
+    scores. Without a test set, and for personal methods where ``clients_every`` is set, they are the clients' mean
     scores of ``clients_every``."""
     positive: Annotated[Name | None, BeforeValidator(_number_as_text)] = None
-    """The class whose F1 the metric ``f1`` is (classification). Left out, it is that of class 1 where the classes are 0
+    """The class whose F1 the metric ``f1`` is (classification). Left out, it is class 1 if the classes are 0
     and 1, else the mean over all classes (macro); tables and records say which."""
     f1: Literal["macro", "weighted"] | None = None
     """The mean over classes that the metric ``f1`` is (classification): ``"macro"``, in which all count the same, or
@@ -288,7 +288,7 @@ class EvaluationConfig(Section):
     """Also train each client alone, as a baseline."""
     generate: Annotated[int, Field(ge=0)] = 0
     """Test rows, spread over the test set, that the model answers before and after training (language models, and
-    tasks of one's own that have ``shown`` and ``predicted``). The answers are in ``summary.json``, for multiple-choice
+    your tasks that have ``shown`` and ``predicted``). The answers are in ``summary.json``, for multiple-choice
     with their accuracy."""
     max_new_tokens: Positive = 64
     """Most tokens of these answers."""
@@ -313,7 +313,7 @@ class SimulationConfig(Section):
     """Keep the hidden states below the lowest adapted layer. In networks that are trained whole, keep the inputs of
     the head over the epochs in which it alone is trained."""
     prefix_memory_mb: Annotated[int, Field(ge=0)] = 1024
-    """Most megabytes of memory for these hidden states; those of test sets take half of it at most."""
+    """Most megabytes of memory for these hidden states, at most half of it for test sets."""
     prefix_disk_mb: Annotated[int, Field(ge=0)] = 4096
     """Most megabytes of disk space for them, in temporary files."""
 
