@@ -7,7 +7,6 @@ import inspect
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from rondo import algorithms
 from rondo.algorithm import Algorithm
 from rondo.algorithms import TABLE, Entry, UnknownAlgorithm
 from rondo.algorithms.declared import FIELDS, NOT_LINEAR, TRAITS
+from rondo.study.claims import entry as claims
 
 every_entry = pytest.mark.parametrize(("name", "entry"), TABLE.items(), ids=TABLE)
 
@@ -35,8 +35,8 @@ def test_entry_agrees_with_its_class(name: str, entry: Entry) -> None:
 def test_core_methods_are_the_seed_papers_or_have_a_claim() -> None:
     own = {"rolora", "rolora-linear", "ffa-linear", "florg", "florg-unaligned", "fedrep", "fedrep-linear", "fedloru"}
     own |= {"pfedloru", "mfedloru"}
-    for place in Path(rondo.__file__).parent.rglob("entries/*.toml"):
-        arms = tomllib.loads(place.read_text(encoding="utf-8"))["arms"].values()
+    for name in claims.names():
+        arms = claims.read(name).arms.values()
         own |= {arm["algorithm"]["name"] for arm in arms if "name" in arm.get("algorithm", {})}
     assert {name for name, entry in TABLE.items() if entry.core} == own
 
@@ -235,7 +235,6 @@ def test_package_and_table_import_no_torch() -> None:
 
 
 def test_unknown_attribute_is_an_attribute_error() -> None:
-    import rondo
 
     assert rondo.algorithms is algorithms
     with pytest.raises(AttributeError, match="nope"):
