@@ -89,12 +89,12 @@ def rate(passes: Counter[tuple[int, int]], bf16: bool, threads: int) -> float:
     from torch.nn import functional
 
     from rondo.engine.client.cohorts import in_order
-    from rondo.models.kernels.precision import has_onednn
+    from rondo.models.kernels.private_torch import has_onednn, onednn_linear
 
     dtype = torch.bfloat16 if bf16 else torch.float32
     linears: list[Any] = [functional.linear]
     if not bf16 and has_onednn():
-        linears.append(lambda x, w: torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], ""))
+        linears.append(lambda x, w: onednn_linear(x, w, None))
 
     def seconds(shape: tuple[int, int]) -> float:
         """Seconds per row. Forward and backward to the input are the same product."""

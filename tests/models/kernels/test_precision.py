@@ -227,7 +227,7 @@ def test_kernels_chosen_for_a_processor(
     processor = f"processor : 0\nvendor_id : {vendor}\nflags : fpu {flags}\n"
     monkeypatch.setattr(precision.Path, "read_text", lambda _, encoding: processor)
     monkeypatch.setattr(precision, "has_onednn", lambda: has)
-    monkeypatch.setattr(precision, "_has_mkl", lambda: mkl)
+    monkeypatch.setattr(precision, "has_mkl", lambda: mkl)
     exact = choose("exact", CPU)
     by_onednn = has and not (vendor == "GenuineIntel" and mkl)
     assert exact == Kernels(torch.float32, "onednn" if by_onednn else "torch", "torch")

@@ -27,9 +27,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from rondo.models.kernels.private_torch import ONEDNN_LINEAR, TorchDispatchMode, operation
 from rondo.models.networks.network import Network
 from rondo.models.networks.rows import Rows
 from rondo.params import Params, add_client_axis, on_device
@@ -154,7 +154,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        packet = func._overloadpacket
+        packet = operation(func)
         outputs = [t for t in _flat(result) if t.is_floating_point()]
         if packet in _PRODUCTS:
             self._multiplied(*_PRODUCTS[packet](args, outputs[0]))
@@ -214,5 +214,5 @@ _PRODUCTS: dict[Any, Callable[[Sequence[Any], Tensor], tuple[Tensor, Tensor, int
     _aten.convolution: _convolution,
 }
 """The two factors of a product, and its operations, by torch's name for it."""
-if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-    _PRODUCTS[torch.ops.mkldnn._linear_pointwise] = _matrices
+if ONEDNN_LINEAR is not None:
+    _PRODUCTS[ONEDNN_LINEAR] = _matrices

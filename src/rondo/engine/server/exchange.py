@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Shared, Upload
 from rondo.algorithms.trial import trial_fits
@@ -23,6 +22,7 @@ from rondo.engine.wire import serialization
 from rondo.engine.wire.envelope import Identity
 from rondo.engine.wire.parcel import Parcel
 from rondo.engine.wire.strict import Rejected
+from rondo.models.kernels.private_torch import TorchDispatchMode
 from rondo.params import Packed, Params, num_bytes
 from rondo.privacy.accounts.rows import RowAccount
 from rondo.privacy.steps.planned import private_steps

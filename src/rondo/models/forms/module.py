@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,7 +63,7 @@ class WholeModel(Model):
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {n: t.contiguous().clone() for n, t in state_of(self.network, seen, base).items()}
         safetensors.torch.save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-        write_labels(folder, labels)
+        peft.write_labels(folder, labels)
 
     def read(self, folder: Path) -> tuple[Params, Base]:
         """The module gets all tensors that the network does not take, and weights with their factors added, so factors
@@ -95,14 +94,6 @@ class WholeModel(Model):
         stock.to(task.precision)
         stock.eval()
         return self._compared(stock, seen, base, batch)
-
-
-def write_labels(folder: Path, labels: Sequence[str]) -> None:
-    """Write the label names of a classifier, in the order of the classes, beside its weights."""
-    if labels:
-        (folder / "labels.json").write_text(
-            json.dumps(list(labels), ensure_ascii=False, indent=2) + "\n", encoding="utf-8"
-        )
 
 
 _WHOLE = (Role.HEAD, Role.BUFFER, Role.BODY)

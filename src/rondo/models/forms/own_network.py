@@ -19,7 +19,8 @@ from rondo.errors import ConfigError, Problem
 from rondo.lowrank import GrowingSum, LowRank
 from rondo.models.forms.builtin.outline import unused
 from rondo.models.forms.model import Form, Model, Outline
-from rondo.models.forms.module import WholeModel, whole_model, write_labels
+from rondo.models.forms.module import WholeModel, whole_model
+from rondo.models.loading import peft
 from rondo.models.loading.pretrained import fingerprint
 from rondo.models.networks.adapted_layer import Site
 from rondo.models.networks.network import Base, Network
@@ -61,7 +62,7 @@ class OwnModel(Model):
                 changes |= {f"{_BASE}{path}.up": change.recent.up, f"{_BASE}{path}.down": change.recent.down}
         tensors = {n: t.cpu().contiguous().clone() for n, t in {**seen, **changes}.items()}
         safetensors.torch.save_file(tensors, folder / RESULT)
-        write_labels(folder, labels)
+        peft.write_labels(folder, labels)
 
     def read(self, folder: Path) -> tuple[Params, Base]:
         """Raises :class:`ConfigError` for tensors of another network."""

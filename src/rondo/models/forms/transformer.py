@@ -282,45 +282,40 @@ def load_transformer(
     ``loaded``: the model itself, where it is loaded already.
     """
     loaded = loaded or load_base(config, name, known, tokenizer, config.seed)
-    module, head_names = loaded.module, loaded.head
     if loaded.unused:
         message = f"model.name: parts of the checkpoint are not used: {listed(loaded.unused)}"
         warnings.warn(f"{message}; right for another task's head, but not for layers of the body", stacklevel=2)
-    whose = identity(module, tokenizer)
-    task = tasks.TABLE[config.task.kind].peft
     package = {None: None, "int8": "torchao", "nf4": "bitsandbytes"}[config.model.quantization]
-    quantizer = None if package is None else f"{package} {importlib.metadata.version(package)}"
-    place = os.path.abspath(name) if os.path.isdir(name) else name
+    parts: dict[str, Any] = {
+        "name": os.path.abspath(name) if os.path.isdir(name) else name,
+        "identity": identity(loaded.module, tokenizer),
+        "known": known,
+        "tokenizer": tokenizer,
+        "config": config,
+        "limits": limits,
+        "unused": loaded.unused,
+        "quantizer": None if package is None else f"{package} {importlib.metadata.version(package)}",
+    }
+    task = tasks.TABLE[config.task.kind].peft
     if config.whole_tensors is not None:
-        whole = make_network(config, module, head_names, task, device)
+        whole = make_network(config, loaded.module, loaded.head, task, device)
         whole.move(device)
-        kernels = kernels_of(whole, torch.float32)
-        return WholeTransformer(
-            place, whose, whole, known, tokenizer, kernels, config, limits, loaded.unused, quantizer
-        )
-    planned = peft.plan(module, config.adapter, task, head_names, config.seed)
+        return WholeTransformer(network=whole, kernels=kernels_of(whole, torch.float32), **parts)
+    planned = peft.plan(loaded.module, config.adapter, task, loaded.head, config.seed)
     planned.lora.revision = config.model.revision  # PEFT's AutoPeft classes load the base by it
     chosen = choose(config.train.precision, device, quantized=config.model.quantization is not None)
+    network = _adapted(loaded, planned, device)
+    apply(loaded.module, chosen)
+    return AdaptedTransformer(network=network, kernels=chosen.record(), lora=planned.lora, **parts)
+
+
+def _adapted(loaded: Pretrained, planned: peft.AdapterPlan, device: torch.device) -> AdaptedNetwork:
+    """The network with adapters, whose head begins as the plan says."""
     factors = {n: t for n, t in planned.params.items() if not n.startswith(HEAD_PREFIX)}
-    module.to(device)
-    network = AdaptedNetwork(module, planned.sites, head_names, factors)
-    apply(module, chosen)
-    for tensor in network.initial_head:
-        if tensor in planned.params:
-            network.initial_head[tensor] = planned.params[tensor].to(device)
-    return AdaptedTransformer(
-        place,
-        whose,
-        network,
-        known,
-        tokenizer,
-        chosen.record(),
-        config,
-        limits,
-        loaded.unused,
-        quantizer,
-        planned.lora,
-    )
+    loaded.module.to(device)
+    network = AdaptedNetwork(loaded.module, planned.sites, loaded.head, factors)
+    network.initial_head |= {n: planned.params[n].to(device) for n in network.initial_head if n in planned.params}
+    return network
 
 
 def load_base(config: RunConfig, name: str, known: Any, tokenizer: Any, seed: int) -> Pretrained:

@@ -23,6 +23,9 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from rondo.models.kernels.private_torch import softmax_backward
+from rondo.models.kernels.private_transformers import attention_of
+
 Attention: TypeAlias = Literal["torch", "torch, mask unread", "written out"]
 
 
@@ -66,7 +69,7 @@ def end_to_end(module: nn.Module) -> Callable[[], None] | None:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    name = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    name = attention_of(getattr(module, "config", None))
     kernels, masks = AttentionInterface(), AttentionMaskInterface()
     if name is None or name not in masks or not hasattr(module, "set_attn_implementation"):
         return None
@@ -105,7 +108,7 @@ def end_to_end(module: nn.Module) -> Callable[[], None] | None:
 def use(module: nn.Module, chosen: Attention) -> None:
     """Make a transformers model attend as ``chosen`` if it would use torch's attention. Other models are left alone."""
     config = getattr(module, "config", None)
-    sdpa = getattr(config, "_attn_implementation", None) == "sdpa" and hasattr(module, "set_attn_implementation")
+    sdpa = attention_of(config) == "sdpa" and hasattr(module, "set_attn_implementation")
     if chosen == "torch" or not sdpa:
         return
     from transformers import AttentionInterface, AttentionMaskInterface
@@ -205,7 +208,7 @@ class _Attention(torch.autograd.Function):
         if for_value:
             dv = split(torch.bmm(p.mT, g))
         if for_query or for_key:
-            ds = torch._softmax_backward_data(torch.bmm(g, v.mT), p, -1, p.dtype)
+            ds = softmax_backward(torch.bmm(g, v.mT), p)
             dq = split(torch.bmm(ds, k).mul_(ctx.scale)) if for_query else None
             dk = split(torch.bmm(ds.mT, q)) if for_key else None
         return dq, dk, dv, None, None

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rondo.models.kernels.attention import Attention, use
+from rondo.models.kernels.private_torch import Convolution, has_mkl, has_onednn, holders, multiplies_bf16, onednn_linear
 from rondo.models.kernels.rounded import use_frozen
 
 _FASTER = {"amx_bf16", "bf16"}  # x86 and ARM names
@@ -49,7 +50,7 @@ def choose(precision: Literal["exact", "fast"], device: torch.device, *, quantiz
     cpu = device.type == "cpu"
     # MKL, by which torch multiplies, favours its maker's processors: 5 to 25 % faster than oneDNN there in float32,
     # elsewhere up to twice as slow (docs/dev/log/decisions.md, "Threads and linear layers").
-    by_onednn = cpu and has_onednn() and not (_has_mkl() and _is_intel())
+    by_onednn = cpu and has_onednn() and not (has_mkl() and _is_intel())
     plain = Kernels(torch.float32, "onednn" if by_onednn else "torch", "torch" if cpu else "torch, mask unread")
     if precision == "exact":
         return plain
@@ -67,7 +68,7 @@ def products(precision: Literal["exact", "fast"], device: torch.device, module: 
     (docs/dev/log/precision.md, "whole networks"). Else it is float32."""
     faster = faster_bf16() if device.type == "cpu" else _cuda_bf16()
     gains = any(
-        isinstance(layer, nn.modules.conv._ConvNd)
+        isinstance(layer, Convolution)
         or (isinstance(layer, nn.Linear) and min(layer.in_features, layer.out_features) >= _WIDE)
         for layer in module.modules()
     )
@@ -105,16 +106,6 @@ def _processor(*names: str) -> set[str]:
     return set(next((line for line in lines if line.startswith(names)), "").split())
 
 
-def has_onednn() -> bool:
-    """Whether torch was built with oneDNN's linear layer."""
-    return bool(torch._C._has_mkldnn) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
-def _has_mkl() -> bool:
-    """Whether torch multiplies float32 by MKL."""
-    return bool(torch._C.has_mkl)
-
-
 def apply(module: nn.Module, kernels: Kernels) -> None:
     """Make a frozen module use ``kernels``: cast it, and replace the forward of its plain and its rounded linear layers
     and of its norms. Layers with trained tensors keep their forward."""
@@ -126,7 +117,7 @@ def apply(module: nn.Module, kernels: Kernels) -> None:
     _bound_caches()  # torch multiplies bfloat16 by oneDNN
     if kernels.linear == "onednn":
         for layer in module.modules():
-            if type(layer) is nn.Linear and type(layer._parameters.get("weight")) is nn.Parameter:
+            if type(layer) is nn.Linear and type(holders(layer)[0].get("weight")) is nn.Parameter:
                 layer.forward = _OneDnn(layer)  # type: ignore[method-assign, assignment]
 
 
@@ -161,7 +152,7 @@ class _OneDnn:
 
 def _by_onednn(dtype: torch.dtype) -> bool:
     """Whether oneDNN multiplies ``dtype``: bfloat16 on some processors only."""
-    has: bool = dtype is torch.float32 or (dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    has: bool = dtype is torch.float32 or (dtype is torch.bfloat16 and multiplies_bf16())
     return has
 
 
@@ -171,14 +162,14 @@ class _FrozenLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(weight)
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        result: Tensor = onednn_linear(x, weight, bias)
         return result
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (weight,) = ctx.saved_tensors
-        return torch.ops.mkldnn._linear_pointwise(grad.contiguous(), weight.t(), None, "none", [], ""), None, None
+        return onednn_linear(grad.contiguous(), weight.t(), None), None, None
 
 
 _SCALES = (1e-3, 1.0, 100.0)
@@ -196,7 +187,7 @@ def use_frozen_norms(module: nn.Module) -> None:
 
 @torch.no_grad()
 def _is_norm(layer: nn.Module, eps: float) -> bool:
-    weight = layer._parameters.get("weight")
+    weight = holders(layer)[0].get("weight")
     if type(weight) is not nn.Parameter or weight.dim() != 1 or len(layer.state_dict()) != 1:
         return False
     if len(inspect.signature(type(layer).forward).parameters) != 2:  # a gate beside x (Mamba 2's kin)

@@ -10,6 +10,7 @@ from torch import nn
 
 from rondo.config.task_kinds import Kind
 from rondo.errors import ConfigError
+from rondo.models.kernels.private_transformers import classes_of
 from rondo.models.loading import checks, peft
 from rondo.models.loading.pretrained import Pretrained, auto, head_names, pad_by, padded
 
@@ -59,7 +60,7 @@ def _check(kind: Kind, model: Any, labels: Sequence[str]) -> None:
         message = f"expected a PreTrainedModel of transformers, got a {type(model).__name__}"
         hint = ": give model.merge_and_unload()" if hasattr(model, "merge_and_unload") else ""
         raise ConfigError.at("model", message + hint)
-    fitting = auto(kind)._model_mapping.get(type(model.config), ())
+    fitting = classes_of(auto(kind)).get(type(model.config), ())
     classes: tuple[Any, ...] = fitting if isinstance(fitting, tuple) else (fitting,)
     fits = isinstance(model, classes)
     if not fits:

@@ -12,7 +12,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -99,7 +99,7 @@ def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed:
     from peft.tuners.lora import LoraLayer
 
     head_modules = _head_modules(module, head)
-    targets, available = lora.target_modules, ", ".join(_adaptable(module, head_modules))
+    available = ", ".join(_adaptable(module, head_modules))
     # A model without weights takes factors without weights, so that a rank of any size costs nothing to look at.
     bare = any(p.is_meta for p in module.parameters())
     trainable = [p for p in module.parameters() if p.requires_grad]  # PEFT freezes all
@@ -108,10 +108,9 @@ def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed:
             # No modules_to_save: a wrapped head would hide its tensors, and PEFT does not train it here.
             tuner = peft.LoraModel(module, peft.LoraConfig(**{**lora.to_dict(), "modules_to_save": None}), "default")
         except (ValueError, re.error) as error:
-            raise ConfigError.at(key, _no_match(targets, available, error)) from None
-    sites, params, problems = [], {}, []
+            raise ConfigError.at(key, _no_match(lora.target_modules, available, error)) from None
+    sites, params = [], {}
     unsupported: dict[str, dict[nn.Module, str]] = {}
-    too_small: dict[str, tuple[int, tuple[int, int]]] = {}
     for path, layer in tuner.model.named_modules():
         if not isinstance(layer, LoraLayer) or any(path == h or path.startswith(h + ".") for h in head_modules):
             continue
@@ -122,46 +121,50 @@ def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed:
             unsupported.setdefault(str(error), {}).setdefault(base, path)
             continue
         rank = int(layer.r["default"])
-        if rank > min(shape):
-            too_small[path] = (rank, shape)
         sites.append(Site(path, kind, shape, rank, float(layer.scaling["default"]), float(lora.lora_dropout)))
         params[f"{path}.A"] = _flat(layer.lora_A["default"].weight).reshape(rank, shape[1])
         params[f"{path}.B"] = _flat(layer.lora_B["default"].weight).reshape(shape[0], rank)
     tuner.unload()
     for parameter in trainable:
         parameter.requires_grad_()
-    for reason, layers in unsupported.items():
-        first = next(iter(layers.values()))
-        message = f"{first}{_others(len(layers) - 1)}: {reason}. Names of such layers here: {available}"
-        problems.append(Problem(key, message))
-    if too_small:
-        by_rank = key == "adapter.target_modules"
-        problems.append(Problem("adapter.r" if by_rank else key, _exceeded(too_small, by_rank)))
-    if isinstance(targets, (set, list)):
-        unmatched = [n for n in sorted(targets) if not any(s.path == n or s.path.endswith("." + n) for s in sites)]
-        if unmatched and sites:
-            warnings.warn(
-                f"{key}: {', '.join(unmatched)} match no layer; {len(sites)} layers are adapted", stacklevel=2
-            )
-    if not sites and not problems:
-        problems.append(
-            Problem(key, f"{_shown(targets)} matches only the task head, which is not adapted; name other layers")
-        )
-    if problems:
+    if problems := list(_problems(key, lora.target_modules, sites, unsupported, available)):
         raise ConfigError(problems)
     return AdapterPlan(tuple(sites), params, lora)
 
 
-def _exceeded(layers: Mapping[str, tuple[int, tuple[int, int]]], by_rank: bool) -> str:
-    """The message about layers that are too small for their rank. ``layers`` gives rank and (out, in) by path.
+def _problems(
+    key: str,
+    targets: Any,
+    sites: Sequence[Site],
+    unsupported: Mapping[str, Mapping[nn.Module, str]],
+    available: str,
+) -> Iterator[Problem]:
+    """What is wrong with the layers that PEFT chose. ``unsupported``: paths of others, by reason and layer. Warns of
+    names among ``targets`` that match none."""
+    for reason, layers in unsupported.items():
+        first = next(iter(layers.values()))
+        yield Problem(key, f"{first}{_others(len(layers) - 1)}: {reason}. Names of such layers here: {available}")
+    too_small = [site for site in sites if site.rank > min(site.shape)]
+    if too_small:
+        by_rank = key == "adapter.target_modules"
+        yield Problem("adapter.r" if by_rank else key, _exceeded(too_small, by_rank))
+    if isinstance(targets, (set, list)):
+        unmatched = [n for n in sorted(targets) if not any(s.path == n or s.path.endswith("." + n) for s in sites)]
+        if unmatched and sites:
+            message = f"{key}: {', '.join(unmatched)} match no layer; {len(sites)} layers are adapted"
+            warnings.warn(message, stacklevel=2)
+    if not sites and not unsupported:
+        yield Problem(key, f"{_shown(targets)} matches only the task head, which is not adapted; name other layers")
 
-    ``own``: the configuration sets the rank, not an adapter that the run starts from.
-    """
-    path, (rank, shape) = min(layers.items(), key=lambda item: min(item[1][1]))
-    others = _others(len(layers) - 1)
-    message = f"rank {rank} exceeds {path}, which is {shape[0]} x {shape[1]},{others}"
-    remedy = f"lower it to {min(shape)}, or give such layers a rank by adapter.rank_pattern"
-    return f"{message.rstrip(',')}: {remedy if by_rank else 'name another adapter'}"
+
+def _exceeded(sites: Sequence[Site], by_rank: bool) -> str:
+    """The message about ``sites`` that are too small for their rank. ``by_rank``: the configuration sets it, not an
+    adapter that the run starts from."""
+    least = min(sites, key=lambda site: min(site.shape))
+    message = f"rank {least.rank} exceeds {least.path}, which is {least.shape[0]} x {least.shape[1]},"
+    remedy = f"lower it to {min(least.shape)}, or give such layers a rank by adapter.rank_pattern"
+    message = f"{message}{_others(len(sites) - 1)}".rstrip(",")
+    return f"{message}: {remedy if by_rank else 'name another adapter'}"
 
 
 def _flat(tensor: Tensor) -> Tensor:
@@ -350,39 +353,39 @@ def write_adapter(
         tensors[_KEY + name.removeprefix(HEAD_PREFIX)] = tensor.float().cpu().contiguous()
     config = peft.LoraConfig(**lora.to_dict())
     config.base_model_name_or_path = model_name
-    config.inference_mode = True
-    config.init_lora_weights = True
+    config.modules_to_save = _head_modules(network.module, [n.removeprefix(HEAD_PREFIX) for n in head]) or None
+    _write_config(folder, config, factors)
+    safetensors.torch.save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    if tokenizer is not None:
+        tokenizer.save_pretrained(str(folder))
+    write_labels(folder, labels)
+
+
+def write_labels(folder: Path, labels: Sequence[str]) -> None:
+    """Write the label names of a classifier, in the order of the classes, beside its weights."""
+    if labels:
+        content = json.dumps(list(labels), ensure_ascii=False, indent=2)
+        (folder / "labels.json").write_text(content + "\n", encoding="utf-8")
+
+
+def _write_config(folder: Path, config: peft.LoraConfig, factors: Mapping[str, tuple[Tensor, Tensor, float]]) -> None:
+    """Write ``config``, with ranks and alphas by which PEFT's own scaling gives every site its scale."""
+    config.inference_mode = config.init_lora_weights = True
     config.target_modules = sorted(factors)
     config.exclude_modules = config.layers_to_transform = config.layers_pattern = None
-    config.modules_to_save = _head_modules(network.module, [n.removeprefix(HEAD_PREFIX) for n in head]) or None
-    _set_ranks(config, factors)
+    ranks = {path: a.shape[0] for path, (a, _, _) in factors.items()}
+    units = {path: math.sqrt(rank) if config.use_rslora else rank for path, rank in ranks.items()}
+    alphas = {path: scale * units[path] for path, (_, _, scale) in factors.items()}
+    config.r = max(set(ranks.values()), key=list(ranks.values()).count)
+    config.lora_alpha = max(set(alphas.values()), key=list(alphas.values()).count)
+    config.rank_pattern = {f"^{p}$": r for p, r in ranks.items() if r != config.r}
+    config.alpha_pattern = {f"^{p}$": a for p, a in alphas.items() if a != config.lora_alpha}
     config.save_pretrained(str(folder))
     # save_pretrained turns the target modules into a set; sort them, so that the file does not depend on hashing.
     config_file = folder / "adapter_config.json"
     content = json.loads(config_file.read_text(encoding="utf-8"))
     content["target_modules"] = sorted(factors)
     config_file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    safetensors.torch.save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    if tokenizer is not None:
-        tokenizer.save_pretrained(str(folder))
-    if labels:
-        (folder / "labels.json").write_text(
-            json.dumps(list(labels), ensure_ascii=False, indent=2) + "\n", encoding="utf-8"
-        )
-
-
-def _set_ranks(config: peft.LoraConfig, factors: Mapping[str, tuple[Tensor, Tensor, float]]) -> None:
-    """Set rank and alpha of every site so that PEFT's own scaling gives its scale."""
-
-    def alpha(scale: float, rank: int) -> float:
-        return scale * (math.sqrt(rank) if config.use_rslora else rank)
-
-    ranks = {path: a.shape[0] for path, (a, _, _) in factors.items()}
-    alphas = {path: alpha(scale, ranks[path]) for path, (_, _, scale) in factors.items()}
-    config.r = max(set(ranks.values()), key=list(ranks.values()).count)
-    config.lora_alpha = max(set(alphas.values()), key=list(alphas.values()).count)
-    config.rank_pattern = {f"^{p}$": r for p, r in ranks.items() if r != config.r}
-    config.alpha_pattern = {f"^{p}$": a for p, a in alphas.items() if a != config.lora_alpha}
 
 
 def stock_model(module: nn.Module, folder: str | Path) -> nn.Module:

@@ -20,6 +20,7 @@ from rondo.config.inputs import BUILTIN_MODEL, GIVEN, ModelConfig
 from rondo.config.task_kinds import Kind
 from rondo.errors import ConfigError
 from rondo.models.kernels.out_of_memory import does_not_fit, is_out_of_memory
+from rondo.models.kernels.private_transformers import classes_of, write_by_own_names
 from rondo.models.kernels.quiet import quiet
 from rondo.models.kernels.rounded import use_frozen
 from rondo.models.loading import checks
@@ -173,8 +174,7 @@ def load_pretrained(
     with quiet(stderr=gguf_file is not None), seeded(seed):
         module, report = auto(kind).from_pretrained(name, output_loading_info=True, **options)
         if renamed is not None:  # or the model is written under the names that its class does not know
-            kept = [c for c in module._weight_conversions if c.source_patterns != list(renamed)]
-            module._weight_conversions = kept
+            write_by_own_names(module, renamed)
         if quantization == "nf4":
             use_frozen(module)  # before anything runs, which would pack the weights anew
         head = head_names(kind, module, new_tensors(kind, module, report))
@@ -194,7 +194,7 @@ def key_mapping(kind: Kind, config: Any) -> dict[str, str] | None:
     None where the names are the same."""
     import transformers
 
-    wanted, saved = (a._model_mapping.get(type(config), None) for a in (auto(kind), transformers.AutoModel))
+    wanted, saved = (classes_of(a).get(type(config), None) for a in (auto(kind), transformers.AutoModel))
     names = [getattr(cls, "base_model_prefix", "") for cls in (wanted, saved)]
     return {rf"^{names[1]}\.": f"{names[0]}."} if all(names) and names[0] != names[1] else None
 
@@ -203,7 +203,7 @@ def load_structure(kind: Kind, config: Any) -> tuple[nn.Module, tuple[str, ...]]
     """Build the model that :func:`load_pretrained` would load on the meta device: layers and shapes without weights.
     ``config`` is not changed. No checkpoint is read, so tensors that it lacks are not counted as the head's. Raises
     :class:`ConfigError` if models of this architecture do not fit the task."""
-    if type(config) not in auto(kind)._model_mapping:
+    if type(config) not in classes_of(auto(kind)):
         message = f"transformers has no {kind.auto} of {config.model_type}"
         raise ConfigError.at("model.name", f"{message}: name another model, or set another task.kind")
     with quiet(), torch.device("meta"):

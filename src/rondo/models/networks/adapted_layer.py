@@ -94,7 +94,7 @@ class UnsupportedLayer(ValueError):
 
 def layer_kind(module: nn.Module) -> tuple[LayerKind, tuple[int, int]]:
     """The kind of a layer and the shape (out, in) of its matrix. Raises :class:`UnsupportedLayer`."""
-    if "weight" not in module._parameters and isinstance(module, nn.Conv2d | nn.Linear):
+    if "weight" not in dict(module.named_parameters(recurse=False)) and isinstance(module, nn.Conv2d | nn.Linear):
         raise UnsupportedLayer("a weight that is computed from others (weight_norm, spectral_norm) cannot be adapted")
     if isinstance(module, nn.Conv2d):
         if module.groups != 1 or module.padding_mode != "zeros" or module.dilation != (1, 1):

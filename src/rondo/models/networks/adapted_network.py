@@ -79,8 +79,8 @@ class AdaptedNetwork(Network):
         head_paths = dict.fromkeys(name.rpartition(".")[0] for name in head)
         for name in head:
             owner, attribute = module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
-            tensor = owner._parameters.pop(attribute)
-            assert tensor is not None
+            tensor = owner.get_parameter(attribute)
+            delattr(owner, attribute)
             self.initial_head[HEAD_PREFIX + name] = tensor.detach().clone()
             setattr(owner, attribute, tensor.detach())
             if type(owner) is not nn.Linear:

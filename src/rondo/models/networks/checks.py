@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from rondo.errors import ConfigError
+from rondo.models.kernels.private_torch import Dropout, Normalisation
 from rondo.models.networks.call import output_of
 from rondo.process import seeded
 from rondo.tasks.task import Batch
 
-Normalisation = nn.modules.batchnorm._BatchNorm
-Dropout = nn.modules.dropout._DropoutNd
 _OTHER_DROPOUT = (nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 

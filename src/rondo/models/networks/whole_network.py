@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from rondo.algorithm import Weight
+from rondo.models.kernels.private_torch import Dropout, Normalisation, holders
 from rondo.models.networks.adapted_layer import Site, frozen_matrix, merged_weight
 from rondo.models.networks.call import output_of
-from rondo.models.networks.checks import Dropout, Normalisation, check_training_mode
+from rondo.models.networks.checks import check_training_mode
 from rondo.models.networks.network import Base, Network, freeze
 from rondo.models.networks.rows import Rows
 from rondo.params import BUFFER_PREFIX, HEAD_PREFIX, Params, client_row, on_device
@@ -71,7 +72,7 @@ def _places(module: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:
     held: dict[int, list[tuple[dict[str, Any], str]]] = {}
     names: dict[str, int] = {}
     for path, layer in module.named_modules():
-        for holder in (layer._parameters, layer._buffers):
+        for holder in holders(layer):
             for key, tensor in holder.items():
                 if tensor is not None:
                     held.setdefault(id(tensor), []).append((holder, key))

@@ -15,6 +15,7 @@ from rondo.config.schema import SimulationConfig
 from rondo.models.kernels import attention
 from rondo.models.kernels.attention import attention as written_out
 from rondo.models.kernels.out_of_memory import is_out_of_memory
+from rondo.models.kernels.private_transformers import attention_of
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.networks.network import Network, agree, rounding
 from rondo.models.networks.rows import Rows
@@ -151,7 +152,7 @@ def _queries(attention: Any) -> Callable[[], None] | None:
         first = hidden_states[:, :1].contiguous()
         mask = None if attention_mask is None else attention_mask[:, :, :1]
         q, k, v = heads(query(first)), heads(key(hidden_states)), heads(value(hidden_states))  # type: ignore[misc]
-        kernel = AttentionInterface().get_interface(inner.config._attn_implementation, written_out)
+        kernel = AttentionInterface().get_interface(attention_of(inner.config), written_out)
         attended: Tensor = kernel(inner, q, k, v, mask, dropout=0.0, scaling=size**-0.5)[0]
         return output(attended.flatten(2), first), None  # type: ignore[misc]
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from rondo.config.schema import SimulationConfig
+from rondo.models.kernels.private_torch import Dropout, changes_in_place
 from rondo.models.networks.call import output_of
-from rondo.models.networks.checks import Dropout
 from rondo.models.networks.network import Base, Network, agree, rounding
 from rondo.models.networks.whole_network import HEAD_INPUT
 from rondo.params import HEAD_PREFIX, Params, head, on_device
@@ -99,7 +99,7 @@ def _input(network: Network, task: Task, path: str, examples: Sequence[Any]) -> 
     calls: list[tuple[tuple[Any, ...], Any, Any]] = []
 
     def note(_: Any, args: tuple[Any, ...], output: Any) -> None:
-        calls.append((args, output, output._version if isinstance(output, Tensor) else None))
+        calls.append((args, output, changes_in_place(output) if isinstance(output, Tensor) else None))
 
     inputs, _ = task.collate(examples)
     hook = network.module.get_submodule(path).register_forward_hook(note)
@@ -108,7 +108,9 @@ def _input(network: Network, task: Task, path: str, examples: Sequence[Any]) -> 
     finally:
         hook.remove()
     args, output, version = calls[0] if len(calls) == 1 else ((), None, None)
-    if output is not whole or whole._version != version:  # a change in place makes a new version of the same tensor
+    if (
+        output is not whole or changes_in_place(whole) != version
+    ):  # a change in place makes a new version of the same tensor
         raise HeadInputsRefused("its output is more than the head's")
     if len(args) != 1 or not isinstance(args[0], Tensor) or args[0].dim() != 2 or len(args[0]) != len(examples):
         raise HeadInputsRefused("the head's input is not one vector per row")
