@@ -16,7 +16,7 @@ import torch
 from workloads import WORKLOADS, alpaca_texts, tokenizer
 
 from rondo.engine.client.plain_step import batches
-from rondo.tasks.language.token_store import TextExample
+from rondo.tasks.language.text import TextExample
 
 
 def share(steps: Sequence[Sequence[TextExample]]) -> float:

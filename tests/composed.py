@@ -13,12 +13,11 @@ from rondo.config import RunConfig
 from rondo.data.population import Population
 from rondo.engine.client.cohorts import Cohorts
 from rondo.engine.client.flops import Flops
-from rondo.engine.client.job import Job
 from rondo.engine.faults import Rehearsal
 from rondo.engine.scoring import Scorer
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.server.rounds import Server
-from rondo.engine.simulation import Simulation, Workers
+from rondo.engine.simulation import Job, Simulation, Workers
 from rondo.engine.transport import Answer, Observer, Transport, Turnout, Work
 from rondo.engine.wire.envelope import Identity
 from rondo.models.networks.network import Base, Network

@@ -23,7 +23,7 @@ from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.params import Params, head, pick
 from rondo.runs.wrapping import with_policies
 from rondo.tasks.language.sequences import SequenceClassification
-from rondo.tasks.language.token_store import TextExample
+from rondo.tasks.language.text import TextExample
 from rondo.tasks.task import Batch
 
 NAMES = algorithms.names()

@@ -16,7 +16,7 @@ from rondo.data import population as data_population
 from rondo.data.members import Members, Stored
 from rondo.data.population import Population, _encoded, _split
 from rondo.engine.server.ledger import Ledger
-from rondo.tasks.language.token_store import TextExample, TokenStore
+from rondo.tasks.language.text import TextExample, TokenStore
 
 IDS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=12).map(tuple)
 

@@ -14,10 +14,18 @@ from composed import Composed
 from pretend_workers import PretendWorkers, Train
 from records import timeless
 from rondo.algorithm import Client, ClientFailed, Round, Shared, Upload
-from rondo.engine.client.job import Common, Job, decode_answers, decode_job, encode_answers, encode_job
 from rondo.engine.client.local_round import LocalRound
 from rondo.engine.faults import in_training
-from rondo.engine.simulation import ByWorkers, InProcess
+from rondo.engine.simulation import (
+    ByWorkers,
+    Common,
+    InProcess,
+    Job,
+    decode_answers,
+    decode_job,
+    encode_answers,
+    encode_job,
+)
 from rondo.engine.transport import Answer
 from rondo.engine.wire import serialization
 from rondo.errors import RunStopped, StopRequested

@@ -17,7 +17,7 @@ from rondo.engine.wire import serialization
 from rondo.engine.wire.envelope import Identity
 from rondo.privacy.sums import sum as sums
 from rondo.privacy.sums.sampling import sample
-from rondo.tasks.language.token_store import TextExample
+from rondo.tasks.language.text import TextExample
 from tiny_federation import ALLOWED, ALONE, NAMES, POISON, SIZES, config, make, population
 
 FOUR = {**SIZES, "dee": 5}

@@ -25,10 +25,11 @@ from rondo.models.loading import peft
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.networks.network import Base
 from rondo.models.networks.rows import Rows
-from rondo.models.shortcuts.choose import RowsApart, lay_end_to_end, shorten
+from rondo.models.shortcuts.choose import lay_end_to_end, shorten
+from rondo.models.shortcuts.prefix import ShortcutRefused
 from rondo.params import Params
 from rondo.tasks.language.causal_lm import CausalLM
-from rondo.tasks.language.token_store import TextExample
+from rondo.tasks.language.text import TextExample
 from small_runs import settings as run_settings
 from small_runs import write_rows
 
@@ -221,7 +222,7 @@ def test_model_whose_rows_see_one_another_is_refused() -> None:
     module = Mixing()
     network = AdaptedNetwork(module, tiny.sites(module, ("q_proj",)), ())
     seen: Params = {n: t[0] for n, t in tiny.factors(tuple(network.sites.values()), 1, clients=1).items()}
-    with pytest.raises(RowsApart, match="rows laid end to end give other logits"):
+    with pytest.raises(ShortcutRefused, match="rows laid end to end give other logits"):
         lay_end_to_end(network, TASK, seen, row(9, 4))
     assert not network.packs
     assert module.inner.config._attn_implementation == "sdpa"
@@ -229,7 +230,7 @@ def test_model_whose_rows_see_one_another_is_refused() -> None:
 
 def test_rows_of_one_length_have_nothing_to_gain() -> None:
     network, _ = pair("llama")
-    with pytest.raises(RowsApart, match="no rows that it could be tried on differ in length"):
+    with pytest.raises(ShortcutRefused, match="no rows that it could be tried on differ in length"):
         lay_end_to_end(network, TASK, {}, row(5, 5))
 
 
@@ -278,5 +279,5 @@ def test_model_that_counts_places_in_a_call_keeps_rows_apart() -> None:
     )  # fmt: skip
     module = transformers.Llama4ForCausalLM(config)
     network = AdaptedNetwork(module, tiny.sites(module, ("q_proj",)), ())
-    with pytest.raises(RowsApart, match="counts places in a call"):
+    with pytest.raises(ShortcutRefused, match="counts places in a call"):
         lay_end_to_end(network, TASK, {}, row(9, 4))

@@ -20,10 +20,9 @@ from rondo.algorithm import Client, Round, ServerState, Upload
 from rondo.algorithms.compatible import refused
 from rondo.algorithms.table import TABLE
 from rondo.config import load
-from rondo.engine.client.job import decode_answers, encode_answers
 from rondo.engine.server.exchange import Exchange
 from rondo.engine.server.rounds import Server
-from rondo.engine.simulation import Simulation
+from rondo.engine.simulation import Simulation, decode_answers, encode_answers
 from rondo.engine.transport import Answer
 from rondo.errors import ConfigError, DiskFailed, RunStopped
 from rondo.models.loading.peft import read_tensors

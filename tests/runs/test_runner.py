@@ -37,7 +37,7 @@ from rondo.runs import assemble, card, runner
 from rondo.runs.wrapping import make_algorithm
 from rondo.tasks.language.causal_lm import CausalLM
 from rondo.tasks.language.sequences import SequenceClassification
-from rondo.tasks.language.token_store import TextExample
+from rondo.tasks.language.text import TextExample
 from small_runs import Rows, reviews, save_tiny_bert, save_tiny_gpt2, save_tiny_pythia, settings, write_rows
 
 Run = Callable[..., runner.RunResult]

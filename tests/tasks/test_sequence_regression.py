@@ -20,7 +20,7 @@ from rondo.config import load
 from rondo.config.inputs import TaskConfig
 from rondo.runs.watching.result import RunResult
 from rondo.tasks.language.sequences import SequenceRegression
-from rondo.tasks.language.token_store import TextExample
+from rondo.tasks.language.text import TextExample
 from rondo.tasks.number_scores import NumberTally
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 

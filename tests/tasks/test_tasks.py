@@ -16,7 +16,7 @@ import tiny
 from rondo.models.networks.rows import Rows
 from rondo.tasks.language.causal_lm import CausalLM
 from rondo.tasks.language.sequences import SequenceClassification
-from rondo.tasks.language.token_store import TextExample
+from rondo.tasks.language.text import TextExample
 from rondo.tasks.task import Task
 
 BOS, EOS = 2, 3

@@ -104,7 +104,6 @@ class Scorer:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of scores that each client has."""
         first = "personal" if self.algorithm.traits.personal else "clients"
         return (first, "fine_tuned") if self.config.fine_tune_epochs else (first,)
 

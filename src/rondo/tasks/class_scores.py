@@ -59,7 +59,6 @@ class ClassTask(Task):
 
     @property
     def _positive(self) -> int | None:
-        """The number of the class whose F1 is wanted; None: of all."""
         name = self.positive
         if name is None and self.average is None and set(self.labels) == {"0", "1"}:
             name = "1"

@@ -81,7 +81,6 @@ class Store(Protocol):
     def __getitem__(self, number: int) -> Any: ...
 
     def cost(self, number: int) -> int:
-        """The cost of example ``number``."""
         return int(self[number].cost)
 
     def account(self) -> Mapping[str, float]:
@@ -151,7 +150,6 @@ class Task(ABC):
         """
 
     def judged_by(self, metric: str, *, higher_is_better: bool) -> Self:
-        """This task with another :attr:`primary` metric."""
         task = copy.copy(self)
         task.primary, task.higher_is_better = metric, higher_is_better
         return task
@@ -217,7 +215,6 @@ class Task(ABC):
 
     @property
     def augments(self) -> bool:
-        """Whether :meth:`augment` changes inputs."""
         return type(self).augment is not Task.augment
 
     def augment(self, inputs: Batch, rows_per_client: Sequence[int], generators: Sequence[torch.Generator]) -> Batch:

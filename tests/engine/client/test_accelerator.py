@@ -33,7 +33,7 @@ from rondo.models.shortcuts.prefix import Prefix
 from rondo.params import Params, add_client_axis
 from rondo.tasks.language.causal_lm import CausalLM
 from rondo.tasks.language.sequences import SequenceClassification
-from rondo.tasks.language.token_store import TextExample
+from rondo.tasks.language.text import TextExample
 from rondo.tasks.task import Task
 
 CUDA = torch.device("cuda")

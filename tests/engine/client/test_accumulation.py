@@ -21,7 +21,7 @@ from rondo.models.networks.rows import Rows
 from rondo.models.shortcuts.choose import split_off
 from rondo.params import Params
 from rondo.tasks.language.causal_lm import CausalLM
-from rondo.tasks.language.token_store import TextExample
+from rondo.tasks.language.text import TextExample
 
 FAST = ("fedit", "florg")
 SLOW = pytest.mark.slow

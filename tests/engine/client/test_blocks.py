@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rondo.config import load
 from rondo.data.units import Parts, Units
 from rondo.engine.client.plain_step import stream_of
-from rondo.tasks.language.token_store import TextExample
+from rondo.tasks.language.text import TextExample
 
 SIZES = st.lists(st.integers(3, 6), min_size=1, max_size=6).filter(lambda sizes: max(sizes) > 1)
 

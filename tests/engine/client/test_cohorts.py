@@ -34,8 +34,7 @@ from rondo.models.shortcuts.choose import split_off
 from rondo.params import Packed, Params
 from rondo.runs.wrapping import with_policies
 from rondo.tasks.language.causal_lm import CausalLM
-from rondo.tasks.language.text import TextTask
-from rondo.tasks.language.token_store import TextExample
+from rondo.tasks.language.text import TextExample, TextTask
 from tiny_federation import HEADS, HEADS_OF_KINDS, POISON, Task
 
 SIZES = {"ann": 3, "bob": 9, "cid": 6, "dee": 1}

@@ -22,7 +22,7 @@ from rondo.models.networks.network import Network
 from rondo.models.networks.whole_network import WholeNetwork
 from rondo.params import Select, add_client_axis, body, down, everything, head, up
 from rondo.tasks.language.sequences import SequenceClassification
-from rondo.tasks.language.token_store import TextExample
+from rondo.tasks.language.text import TextExample
 from tiny_federation import POISON, SIZES, config, make, population
 
 

@@ -35,7 +35,7 @@ from rondo.models.networks.adapted_layer import Site
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.params import Params, Role, add_client_axis, buffer, client_row, down, head, pick, role, up, whole
 from rondo.tasks.language.sequences import SequenceClassification
-from rondo.tasks.language.token_store import TextExample
+from rondo.tasks.language.text import TextExample
 from rondo.testing import SgdTrainer, TwoLayers
 from rondo.testing.testbed import Testbed, WholeLayers
 

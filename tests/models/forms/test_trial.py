@@ -20,7 +20,7 @@ from rondo.models.networks.call import RowsUnknown
 from rondo.models.networks.rows import Rows
 from rondo.params import add_client_axis, client_row
 from rondo.tasks.language.causal_lm import CausalLM
-from rondo.tasks.language.token_store import TextExample
+from rondo.tasks.language.text import TextExample
 from tiny_federation import Task
 
 LAYER = ("layer",)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rondo.config.inputs import TaskConfig
-from rondo.models.forms.builtin.words import WordTokenizer, hashed
+from rondo.models.forms.builtin.classical import WordTokenizer, hashed
 from rondo.tasks.language.sequences import SequenceClassification
 
 TOKENIZER = WordTokenizer(partial(hashed, size=8192))

@@ -13,9 +13,8 @@ import rondo
 from leaf_files import write_vectors
 from rondo.config import ConfigError, load
 from rondo.config.schema import RunConfig
-from rondo.models.forms.builtin.classical import make
+from rondo.models.forms.builtin.classical import WordVectors, make, word_vectors
 from rondo.models.forms.builtin.outline import tokenizer_of
-from rondo.models.forms.builtin.words import WordVectors, word_vectors
 from small_runs import reviews
 
 

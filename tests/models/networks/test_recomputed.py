@@ -20,7 +20,7 @@ from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.networks.rows import Rows
 from rondo.params import Params
 from rondo.tasks.language.causal_lm import CausalLM
-from rondo.tasks.language.token_store import TextExample
+from rondo.tasks.language.text import TextExample
 from small_runs import write_rows
 
 MODELS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {

@@ -15,7 +15,8 @@ import tiny
 from rondo.models.kernels import attention
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.networks.rows import Rows
-from rondo.models.shortcuts.choose import AllTokensMatter, first_token_only
+from rondo.models.shortcuts.choose import first_token_only
+from rondo.models.shortcuts.prefix import ShortcutRefused
 from rondo.params import Params
 
 
@@ -148,9 +149,9 @@ def test_rows_of_one_token_prove_nothing() -> None:
     inputs.pop("token_type_ids", None)
     before = network(seen, {}, inputs)
     short = {n: t[:, :1] for n, t in inputs.items()}
-    with pytest.raises(AllTokensMatter, match="several tokens"):
+    with pytest.raises(ShortcutRefused, match="several tokens"):
         first_token_only(network, one(seen), short)
-    with pytest.raises(AllTokensMatter, match="more than the first token"):
+    with pytest.raises(ShortcutRefused, match="more than the first token"):
         first_token_only(network, one(seen), inputs)
     assert network(seen, {}, inputs).equal(before)
 
@@ -172,7 +173,7 @@ def test_model_reading_more_tokens_is_refused_unchanged(kind: str) -> None:
     inputs = tiny.image_batch() if kind == "convolutions" else tiny.text_batch()
     before = network(seen, {}, inputs)
     hooks = [len(m._forward_hooks) for m in network.module.modules()]
-    with pytest.raises(AllTokensMatter, match="last layer"):
+    with pytest.raises(ShortcutRefused, match="last layer"):
         first_token_only(network, one(seen), inputs)
     assert torch.equal(network(seen, {}, inputs), before)
     assert [len(m._forward_hooks) for m in network.module.modules()] == hooks

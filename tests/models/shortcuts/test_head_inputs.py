@@ -15,7 +15,8 @@ from rondo.config import ClientsConfig, TrainConfig
 from rondo.engine.client.trainer import CohortTrainer
 from rondo.models.networks.whole_network import WholeNetwork
 from rondo.models.shortcuts import head_inputs
-from rondo.models.shortcuts.head_inputs import HeadInputsRefused, head_layer
+from rondo.models.shortcuts.head_inputs import head_layer
+from rondo.models.shortcuts.prefix import ShortcutRefused
 from rondo.params import Params, Select, add_client_axis, everything, head
 from rondo.tasks.images.image_classification import ImageClassification, ImageExample
 from rondo.tasks.numbers.linear import LinearRegression
@@ -140,14 +141,14 @@ def test_networks_whose_inputs_are_not_kept(module: nn.Module, words: str) -> No
     module = module.double()
     names = [n for n, _ in module.named_parameters()]
     made = WholeNetwork(module, names, names[-2:])
-    with pytest.raises(HeadInputsRefused, match=words):
+    with pytest.raises(ShortcutRefused, match=words):
         head_layer(made, LinearRegression(), points(4))
 
 
 def test_head_of_two_layers_is_not_kept() -> None:
     module = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2)).double()
     names = [n for n, _ in module.named_parameters()]
-    with pytest.raises(HeadInputsRefused, match="one layer"):
+    with pytest.raises(ShortcutRefused, match="one layer"):
         head_layer(WholeNetwork(module, names, names), LinearRegression(), points(4))
 
 
@@ -162,5 +163,5 @@ def test_augmented_pictures_are_not_kept(augment: Any) -> None:
     if augment == "none":
         assert head_layer(made, task, examples) == "2"
         return
-    with pytest.raises(HeadInputsRefused, match=r"task\.augment"):
+    with pytest.raises(ShortcutRefused, match=r"task\.augment"):
         head_layer(made, task, examples)

@@ -27,12 +27,12 @@ from rondo.data.population import Population
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.networks.network import rounding
 from rondo.models.shortcuts.choose import first_token_only
-from rondo.models.shortcuts.prefix import Prefix, PrefixRefused
+from rondo.models.shortcuts.prefix import Prefix, ShortcutRefused
 from rondo.params import Params, add_client_axis
 from rondo.runs.assemble import assemble
 from rondo.tasks.language.causal_lm import CausalLM
 from rondo.tasks.language.sequences import SequenceClassification
-from rondo.tasks.language.token_store import TextExample
+from rondo.tasks.language.text import TextExample
 from rondo.tasks.task import Task
 from small_runs import reviews, save_tokenizer, settings, write_rows
 
@@ -298,7 +298,7 @@ def test_scores_of_other_rows_use_the_whole_model() -> None:
 
 def refusal(module: Any, sites: Any, task: Any = None) -> str:
     network = AdaptedNetwork(module, sites, ())
-    with pytest.raises(PrefixRefused) as caught:
+    with pytest.raises(ShortcutRefused) as caught:
         Prefix(network, task or task_of(module), memory=LOTS, disk=0)
     return str(caught.value)
 
@@ -320,7 +320,7 @@ def test_lower_layer_in_training_mode_leaves_no_prefix() -> None:
     module = deeper(tiny.bert)
     network = AdaptedNetwork(module, upper_sites(module, ("query",), 2), ())
     module.bert.encoder.layer[0].attention.train()
-    with pytest.raises(PrefixRefused, match="training mode"):
+    with pytest.raises(ShortcutRefused, match="training mode"):
         Prefix(network, task_of(module), memory=LOTS, disk=0)
 
 
@@ -381,14 +381,14 @@ def stack(reads: str, endings: Sequence[str], lengths: tuple[int, int] = (3, 3))
 
 def test_model_reading_lower_layers_elsewhere_is_refused() -> None:
     assert stack("last", ("layers.2.dense",)).layers == 2
-    with pytest.raises(PrefixRefused, match="in other ways"):
+    with pytest.raises(ShortcutRefused, match="in other ways"):
         stack("all", ("layers.2.dense",))
 
 
 def test_lower_layers_that_read_padding_are_refused() -> None:
     """A row's states are computed beside others than it is trained with."""
     assert stack("padding", ("layers.2.dense",)).layers == 2
-    with pytest.raises(PrefixRefused, match="in other ways"):
+    with pytest.raises(ShortcutRefused, match="in other ways"):
         stack("padding", ("layers.2.dense",), (5, 2))
 
 
@@ -404,7 +404,7 @@ def test_check_allows_rounding_and_nothing_beyond(dtype: torch.dtype, monkeypatc
         monkeypatch.setattr(AdaptedNetwork, "__call__", lambda *_: next(outputs))
         try:
             prefix.check({}, [TextExample((5, 6), 0)])
-        except PrefixRefused:
+        except ShortcutRefused:
             return False
         return True
 
@@ -442,5 +442,5 @@ def test_weights_kept_in_a_byte_do_not_tell_how_ways_are_rounded() -> None:
 def test_prefix_with_a_second_list_of_layers() -> None:
     """With adapters in the second list alone, the prefix ignores the first list."""
     assert stack("all", ("others.1.dense",)).layers == 1
-    with pytest.raises(PrefixRefused, match="several lists"):
+    with pytest.raises(ShortcutRefused, match="several lists"):
         stack("last", ("layers.1.dense", "others.1.dense"))

@@ -16,10 +16,11 @@ from rondo.engine.client.memory import activation_bytes
 from rondo.models.kernels import precision
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.networks.rows import Rows
-from rondo.models.shortcuts.choose import LogitsNeeded, split_off
+from rondo.models.shortcuts.choose import split_off
+from rondo.models.shortcuts.prefix import ShortcutRefused
 from rondo.params import Params
 from rondo.tasks.language.causal_lm import CausalLM
-from rondo.tasks.language.token_store import TextExample
+from rondo.tasks.language.text import TextExample
 
 EXAMPLES = (  # two clients of two rows each: prompts, padding, and a row that is all target
     TextExample((5, 6, 7, 8, 9, 3), (-100, -100, -100, 8, 9, 3)),
@@ -263,7 +264,7 @@ def test_model_that_needs_its_logits_keeps_them(kind: str) -> None:
 
     before = logits()
     hooks = [len(m._forward_hooks) for m in module.modules()]
-    with pytest.raises(LogitsNeeded, match=reason):
+    with pytest.raises(ShortcutRefused, match=reason):
         split_off(network, {n: t[0] for n, t in seen.items()}, inputs)
     torch.testing.assert_close(logits(), before, rtol=0, atol=0, equal_nan=True)
     assert [len(m._forward_hooks) for m in module.modules()] == hooks
@@ -272,7 +273,7 @@ def test_model_that_needs_its_logits_keeps_them(kind: str) -> None:
 def test_output_layer_is_taken_out_only_once() -> None:
     network, seen = network_of("llama")
     split(network, task_of(), seen)
-    with pytest.raises(LogitsNeeded, match="taken out before"):
+    with pytest.raises(ShortcutRefused, match="taken out before"):
         split(network, task_of(), seen)
 
 

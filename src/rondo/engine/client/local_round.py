@@ -25,7 +25,6 @@ from rondo.tasks.task import Example, Task
 
 
 def undisturbed(trainer: CohortTrainer) -> Trainer:
-    """``trainer`` itself."""
     return trainer
 
 

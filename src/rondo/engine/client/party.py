@@ -111,7 +111,6 @@ class Party:
 
     @property
     def id(self) -> str:
-        """The client's id."""
         return self.member.client.id
 
     @property
@@ -124,7 +123,6 @@ class Party:
         return self.reply(Request.decode(data)).encode()
 
     def reply(self, request: Request) -> Reply:
-        """The reply to ``request``."""
         if request.protocol != PROTOCOL:
             return Reply(reason="wrong_protocol", detail=f"{request.protocol}, where {PROTOCOL} is spoken")
         if request.identity.model != self.model:

@@ -300,13 +300,11 @@ def _of_part(old: _Sent, new: _Sent, sites: Mapping[str, Site], part: str) -> tu
 
 
 def _drift(before: Params, after: Params) -> float | None:
-    """|X' - X| / |X| of all tensors together."""
     moved = sum(float((after[n] - t).square().sum()) for n, t in before.items())
     return _root(moved, sum(float(t.square().sum()) for t in before.values()))
 
 
 def _angle(before: Params, after: Params, part: str) -> float | None:
-    """The mean angle of the modules that have one."""
     spaces = [(t, after[n]) if part == "B" else (t.mT, after[n].mT) for n, t in before.items()]
     sines = [sine for pair in spaces if (sine := spectra.angle(*pair)) is not None]
     return sum(sines) / len(sines) if sines else None

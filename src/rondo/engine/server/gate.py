@@ -136,7 +136,6 @@ class Gate:
 
     @property
     def _trials(self) -> list[Upload]:
-        """The trial of each rank."""
         return [self._trial(c) for c in {c.rank: c for c in self._clients.values()}.values()]
 
     def _bytes(self, trial: Upload) -> int:

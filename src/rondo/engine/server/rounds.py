@@ -49,7 +49,6 @@ class Server:
     """Number of rounds aggregated so far."""
 
     def round(self, attempt: int) -> Round:
-        """The round that attempt ``attempt`` of this run is at."""
         index, start = self.aggregated, self.config.adapter.init_lora_weights
         return Round(index, self.config.rounds, self.config.seed, len(self.clients), attempt - index, start)
 

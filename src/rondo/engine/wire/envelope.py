@@ -41,7 +41,6 @@ class Envelope:
 
 
 def encode_upload(upload: Upload, envelope: Envelope) -> bytes:
-    """``upload``'s tensors and ``envelope`` as bytes."""
     tensors = {n: t.detach().cpu().contiguous().clone() for n, t in upload.params.items()}
     content = safetensors.torch.save(tensors, metadata={_KEY: json.dumps({"protocol": PROTOCOL, **asdict(envelope)})})
     return hashlib.sha256(content).digest() + content
@@ -72,7 +71,6 @@ def header_limit(names: Collection[str], client: str) -> int:
 
 
 def largest_upload(tensors: int, header: int) -> int:
-    """Bytes of the largest upload with at most ``tensors`` bytes of tensors and ``header`` bytes of header."""
     return tensors + header + _DIGEST + 8
 
 

@@ -44,7 +44,6 @@ class Request:
     protocol: int = PROTOCOL
 
     def encode(self) -> bytes:
-        """The request as bytes."""
         content = serialization.pack(self)
         return hashlib.sha256(content).digest() + content
 
@@ -149,7 +148,6 @@ class Reply:
     """The circumstances, in words."""
 
     def encode(self) -> bytes:
-        """The reply as bytes."""
         return framed(asdict(_Header(self.loss, self.held, self.scores, self.reason, self.detail)), self.upload)
 
     @staticmethod

@@ -54,12 +54,10 @@ class AskReady:
     clients: Lines
 
     def encode(self) -> bytes:
-        """The letter as bytes."""
         return framed(asdict(self))
 
     @staticmethod
     def decode(data: bytes) -> AskReady:
-        """The letter from :meth:`encode`."""
         asked, body = _parts(AskReady, data)
         if body or not asked.clients:
             raise Rejected("unreadable", f"{len(asked.clients)} clients, and {len(body)} bytes after the header")
@@ -75,7 +73,6 @@ class AskMasked:
     named: Named
 
     def encode(self) -> bytes:
-        """The letter as bytes."""
         named = self.named
         sites = [member.site for member in named.members]
         lengths = [len(member.signature) for member in named.members]
@@ -85,7 +82,6 @@ class AskMasked:
 
     @staticmethod
     def decode(data: bytes) -> AskMasked:
-        """The letter from :meth:`encode`."""
         set_, body = _parts(_SignedSet, data)
         if len(set_.signatures) != len(set_.sites):
             raise Rejected("unreadable", f"{len(set_.signatures)} signatures of {len(set_.sites)} sites")
@@ -107,7 +103,6 @@ class AskShares:
     unmask: Unmask
 
     def encode(self, site: str) -> bytes:
-        """The letter to ``site`` as bytes."""
         unmask = self.unmask
         body = b"".join(unmask.sealed[other] for other in unmask.members if other != site)
         where = {"run": self.run, "attempt": self.attempt, "session": unmask.session}
@@ -115,7 +110,6 @@ class AskShares:
 
     @staticmethod
     def decode(data: bytes, site: str) -> AskShares:
-        """The letter from :meth:`encode`, to ``site``."""
         set_, body = _parts(_Set, data)
         sealed = _by_site(body, [name for name in set_.sites if name != site], _SEALED)
         return AskShares(set_.run, set_.attempt, Unmask(set_.session, set_.sites, sealed))
@@ -132,7 +126,6 @@ class Refusal:
     detail: str
 
     def encode(self) -> bytes:
-        """The letter as bytes."""
         return framed(asdict(self))
 
 
@@ -143,7 +136,6 @@ def encode_ready(letter: Ready) -> bytes:
 
 
 def decode_ready(data: bytes, site: str) -> Ready:
-    """The letter of ``site`` from :func:`encode_ready`."""
     session, body = _answer(data, LARGEST)
     fixed = masks.KEY + _DIGEST
     if not fixed <= len(body) <= fixed + _SIGNATURE:
@@ -153,7 +145,6 @@ def decode_ready(data: bytes, site: str) -> Ready:
 
 
 def encode_sent(letter: Sent, members: Sequence[str]) -> bytes:
-    """``letter`` to the set ``members`` as bytes."""
     sealed = b"".join(letter.sealed[other] for other in members if other != letter.site)
     return framed({"session": letter.session}, letter.vector.tobytes() + sealed)
 
@@ -164,7 +155,6 @@ def largest_sent(numbers: int, ring: Ring) -> int:
 
 
 def decode_sent(data: bytes, site: str, members: Sequence[str], numbers: int, ring: Ring) -> Sent:
-    """The letter of ``site`` from :func:`encode_sent`, with so many numbers."""
     session, body = _answer(data, largest_sent(numbers, ring))
     size = numbers * ring // 8
     if len(body) < size:
@@ -174,12 +164,10 @@ def decode_sent(data: bytes, site: str, members: Sequence[str], numbers: int, ri
 
 
 def encode_shares(letter: Shares, members: Sequence[str]) -> bytes:
-    """``letter`` of a site of the set ``members`` as bytes."""
     return framed({"session": letter.session}, b"".join(letter.shares[name] for name in members))
 
 
 def decode_shares(data: bytes, site: str, members: Sequence[str]) -> Shares:
-    """The letter of ``site`` from :func:`encode_shares`."""
     session, body = _answer(data, LARGEST)
     return Shares(site, session, _by_site(body, members, shares.SHARE))
 

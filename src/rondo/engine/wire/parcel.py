@@ -46,7 +46,6 @@ def held_versions(params: Params, base: Mapping[str, GrowingSum]) -> dict[str, s
 
 
 def sum_version(change: GrowingSum) -> str:
-    """A digest of a base change."""
     return "".join(map(version, change.since(0)))
 
 
@@ -91,7 +90,6 @@ class Parcel:
 
     @property
     def growth_bytes(self) -> int:
-        """Bytes of the base changes inside."""
         return sum(t.numel() * t.element_size() for growth in self.base.values() for t in growth.tensors)
 
 
@@ -113,7 +111,6 @@ class StartVersions:
     def by_rank(
         algorithm: Algorithm[Any], first: Any, ranks: Iterable[int | None], round: Round
     ) -> dict[int | None, StartVersions]:
-        """The versions of :func:`start_of` for each of ``ranks``."""
         starts = {rank: start_of(algorithm, first, rank, round) for rank in dict.fromkeys(ranks)}
         return {
             rank: StartVersions(

@@ -65,7 +65,6 @@ _ALIGNED = 64
 
 
 def tensors(tree: Any) -> Iterator[Tensor]:
-    """All tensors of a tree."""
     if isinstance(tree, Tensor):
         yield tree
     elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):

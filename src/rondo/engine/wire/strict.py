@@ -40,7 +40,6 @@ def short(value: object) -> str:
 
 
 def framed(header: Mapping[str, Any], body: bytes = b"") -> bytes:
-    """A letter of a JSON header and a body."""
     text = json.dumps({"protocol": PROTOCOL, **header}, allow_nan=False).encode()
     return len(text).to_bytes(_LENGTH, "little") + text + body
 
@@ -94,7 +93,6 @@ def read(shape: type[T], reason: str, what: str, text: bytes) -> T:
 
 @cache
 def _model(shape: Any) -> type[pydantic.BaseModel]:
-    """The model of a dataclass."""
     hints = get_type_hints(shape, include_extras=True)
     config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=())
     own: Any = {field.name: (hints[field.name], ...) for field in fields(shape)}

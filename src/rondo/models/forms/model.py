@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,8 @@ class Verification:
 class Model(ABC):
     """A loaded model."""
 
+    form: ClassVar[Form]
+    """The form in which :meth:`save` writes a result."""
     name: str
     identity: Mapping[str, Any]
     """The manifest's keys that tell it from every other model, as JSON."""
@@ -60,11 +62,6 @@ class Model(ABC):
     """The name by which others find the base model, for results; None for that on a hub, if it has one."""
     dtype: torch.dtype | None = None
     """The type in which a whole model's weights are written; None for float32."""
-
-    @property
-    @abstractmethod
-    def form(self) -> Form:
-        """The form in which :meth:`save` writes a result."""
 
     @property
     def pad_token_id(self) -> int | None:

@@ -7,7 +7,7 @@ import fnmatch
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import safetensors.torch
 import torch
@@ -45,9 +45,7 @@ class WholeModel(Model):
     shortcuts: Mapping[str, Any] = field(default_factory=dict)
     """The manifest's entry about shortcuts."""
 
-    @property
-    def form(self) -> Form:
-        return "weights"
+    form: ClassVar[Form] = "weights"
 
     def shorten(self, task: Task, examples: Sequence[Example]) -> tuple[Task, None]:
         """The only shortcut is to keep the inputs of the head, where whole tensors are trained."""
@@ -88,7 +86,6 @@ class WholeModel(Model):
         return seen, {}
 
     def verified(self, folder: Path, seen: Params, base: Base, task: Task, rows: Callable[[], Batch]) -> Verification:
-        """On rows of the run."""
         batch, stock = rows(), self.fresh()
         stock.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS), strict=True)
         stock.to(task.precision)

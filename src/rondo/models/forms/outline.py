@@ -202,10 +202,8 @@ def _of_whole_training(config: RunConfig) -> Iterator[Problem]:
         message = "it would set pre-trained weights to zero: remove it, or take a built-in network"
         yield Problem("adapter.from_scratch", message)
     if config.model.quantization is not None and config.whole_tensors is not None:
-        message = (
-            f"weights that are trained whole cannot be {config.model.quantization}: remove it, or remove train.what"
-        )
-        yield Problem("model.quantization", message)
+        message = f"weights that are trained whole cannot be {config.model.quantization}: remove it, or remove "
+        yield Problem("model.quantization", message + "train.what")
 
 
 def _text_problems(config: RunConfig, opened: _Found, limits: RowLimits) -> Iterator[Problem]:

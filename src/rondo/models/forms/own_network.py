@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import safetensors.torch
 import torch
@@ -42,9 +42,7 @@ class OwnModel(Model):
     network: Network
     precision: torch.dtype
 
-    @property
-    def form(self) -> Form:
-        return "tensors"
+    form: ClassVar[Form] = "tensors"
 
     def record(self) -> Mapping[str, Any]:
         reason = "a network of one's own is used as it is"

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -67,10 +67,6 @@ class Transformer(Model):
     """Parts of the checkpoint that the model has no place for."""
     quantizer: str | None
     """Package and version that rounded the weights."""
-    base_name: str | None = field(default=None, init=False)
-    """The name by which others find the base model; None for that on a hub, if it has one."""
-    dtype: torch.dtype | None = field(default=None, init=False)
-    """The type of a whole model's weights as they are written; None for float32."""
     output: OutputLayer | None = field(default=None, init=False)
     """The output layer, where the network leaves it to the task."""
 
@@ -143,9 +139,7 @@ class AdaptedTransformer(Transformer):
     """The adapter's configuration, from PEFT."""
     shortened: Shortened = field(default_factory=Shortened)
 
-    @property
-    def form(self) -> Form:
-        return "adapter"
+    form: ClassVar[Form] = "adapter"
 
     def shorten(self, task: Task, examples: Sequence[Example]) -> tuple[Task, Prefix | None]:
         simulation, packing = self.config.simulation, self.config.train.packing
@@ -181,7 +175,6 @@ class AdaptedTransformer(Transformer):
         return MergedTransformer(**{**parts, "identity": {}})
 
     def verified(self, folder: Path, seen: Params, base: Base, task: Task, rows: Callable[[], Batch]) -> Verification:
-        """On a batch that needs no rows."""
         return self._compared(self._stock(folder), seen, base, *task.trial_batch())
 
     def _stock(self, folder: Path) -> torch.nn.Module:
@@ -197,9 +190,7 @@ class MergedTransformer(AdaptedTransformer):
     """An adapted model whose result is the whole model, with the adapter folded in by PEFT. It needs no base, so it has
     no identity."""
 
-    @property
-    def form(self) -> Form:
-        return "merged"
+    form: ClassVar[Form] = "merged"
 
     def save(self, folder: Path, seen: Params, base: Base, labels: Sequence[str]) -> None:
         """Write the whole model, with the tokenizer beside it."""
@@ -220,9 +211,7 @@ class WholeTransformer(Transformer):
     head_inputs: Mapping[str, Any] = field(default_factory=dict)
     """The manifest's entry about the inputs of a head that is trained alone."""
 
-    @property
-    def form(self) -> Form:
-        return "merged"
+    form: ClassVar[Form] = "merged"
 
     def shorten(self, task: Task, examples: Sequence[Example]) -> tuple[Task, None]:
         """The only shortcut is to keep the inputs of the head."""
@@ -238,7 +227,6 @@ class WholeTransformer(Transformer):
         self._save_whole(folder, self.network.module, state_of(self.network, seen, base))
 
     def verified(self, folder: Path, seen: Params, base: Base, task: Task, rows: Callable[[], Batch]) -> Verification:
-        """On rows of the run."""
         batch = rows()
         return self._compared(self._stock_whole(folder).to(task.precision), seen, base, batch)
 
@@ -310,7 +298,6 @@ def load_transformer(
 
 
 def _adapted(loaded: Pretrained, planned: peft.AdapterPlan, device: torch.device) -> AdaptedNetwork:
-    """The network with adapters, whose head begins as the plan says."""
     factors = {n: t for n, t in planned.params.items() if not n.startswith(HEAD_PREFIX)}
     loaded.module.to(device)
     network = AdaptedNetwork(loaded.module, planned.sites, loaded.head, factors)

@@ -49,7 +49,6 @@ _known = _Known()
 
 
 def rows_of_call() -> RowsOfCall:
-    """The facts about the rows of this thread's call."""
     return _known.rows
 
 

@@ -40,13 +40,11 @@ class Kernels:
     """Reason why ``fast`` is not faster than ``exact``; None if it is, or if ``exact`` was asked for."""
 
     def record(self) -> dict[str, Any]:
-        """The manifest's entry."""
         name = str(self.dtype).removeprefix("torch.")
         return {"dtype": name, "linear": self.linear, "attention": self.attention, "reason": self.reason}
 
 
 def choose(precision: Literal["exact", "fast"], device: torch.device, *, quantized: bool = False) -> Kernels:
-    """Choose the kernels for ``precision`` on ``device``."""
     cpu = device.type == "cpu"
     # MKL, by which torch multiplies, favours its maker's processors: 5 to 25 % faster than oneDNN there in float32,
     # elsewhere up to twice as slow (docs/dev/log/decisions.md, "Threads and linear layers").
@@ -93,7 +91,6 @@ def _cuda_bf16() -> bool:
 
 
 def _is_intel() -> bool:
-    """Whether this is a processor of Intel's. Only Linux tells; elsewhere the answer is False."""
     return "GenuineIntel" in _processor("vendor_id")
 
 

@@ -35,17 +35,14 @@ ONEDNN_LINEAR: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
 
 def has_onednn() -> bool:
-    """Whether torch was built with oneDNN's linear layer."""
     return bool(torch._C._has_mkldnn) and ONEDNN_LINEAR is not None
 
 
 def has_mkl() -> bool:
-    """Whether torch multiplies float32 by MKL."""
     return bool(torch._C.has_mkl)
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``x W^T + b`` by oneDNN."""
     result: Tensor = ONEDNN_LINEAR(x, weight, bias, "none", [], "")
     return result
 
@@ -61,7 +58,6 @@ def softmax_backward(grad: Tensor, p: Tensor) -> Tensor:
 
 
 def changes_in_place(tensor: Tensor) -> int:
-    """The number of changes of ``tensor`` in place."""
     return tensor._version
 
 

@@ -10,7 +10,6 @@ from torch.nn import functional
 
 
 def is_rounded(layer: nn.Module) -> bool:
-    """Whether ``layer`` is linear and its weight is rounded."""
     weight = getattr(layer, "weight", None)
     return isinstance(layer, nn.Linear) and (_by_torchao(weight) or getattr(weight, "quant_state", None) is not None)
 

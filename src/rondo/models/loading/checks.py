@@ -108,16 +108,12 @@ def rounded_already(known: Any, bits: Literal["int8", "nf4"] | None) -> Iterator
     method = str(content.get("quant_method"))
     if method == "bitsandbytes" and content.get("load_in_4bit") and content.get("bnb_4bit_quant_type") == "nf4":
         if bits != "nf4":
-            message = (
-                "the checkpoint's weights are in nf4 (bitsandbytes): set it to 'nf4', or name the model that they "
-            )
-            yield Problem("model.quantization", message + "were made of")
+            message = "the checkpoint's weights are in nf4 (bitsandbytes): set it to 'nf4', or name the model that "
+            yield Problem("model.quantization", message + "they were made of")
         return
     how = {"bitsandbytes": "bitsandbytes (another form than nf4)"}.get(method, method)
-    message = (
-        f"its weights are rounded by {how}, which adapters are not trained on here: name the model that they were "
-    )
-    yield Problem("model.name", message + "made of, and round that by model.quantization = 'int8' or 'nf4'")
+    message = f"its weights are rounded by {how}, which adapters are not trained on here: name the model that they "
+    yield Problem("model.name", message + "were made of, and round that by model.quantization = 'int8' or 'nf4'")
 
 
 @torch.no_grad()

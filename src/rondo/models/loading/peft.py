@@ -173,7 +173,6 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def has_adapters(module: nn.Module) -> bool:
-    """Whether PEFT has put adapters of any kind into ``module``."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     return any(isinstance(layer, BaseTunerLayer) for layer in module.modules())

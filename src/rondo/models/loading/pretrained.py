@@ -252,7 +252,6 @@ def pad_by(tokenizer: Any, module: Any) -> None:
 
 
 def auto(kind: Kind) -> Any:
-    """transformers' model class for a kind of task."""
     import transformers
 
     assert kind.auto is not None, "checked when the model is looked for"
@@ -288,10 +287,8 @@ def check_files(model: ModelConfig, name: str) -> None:
     with quiet(), loading(model.name, "it"):
         adapter = find_adapter_config_file(name, revision=model.revision or "main")
     if adapter is not None:
-        message = (
-            "has an adapter beside the model (adapter_config.json), which transformers would load too: move it to "
-        )
-        message += "a folder of its own, and name that one as adapter.start_from"
+        message = "has an adapter beside the model (adapter_config.json), which transformers would load too: move it "
+        message += "to a folder of its own, and name that one as adapter.start_from"
         raise ConfigError.at("model.name", f"{model.name!r} {message}")
     pickles = sorted(p.name for p in Path(name).glob("pytorch_model*.bin"))
     if pickles and model.gguf is None and not any(Path(name).glob("*.safetensors")):

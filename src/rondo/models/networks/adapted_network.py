@@ -103,7 +103,6 @@ class AdaptedNetwork(Network):
         return {**self._factors, **{n: t.cpu() for n, t in self.initial_head.items()}}
 
     def weights(self) -> dict[str, Weight]:
-        """The frozen matrix of every adapted layer, read lazily."""
         return {
             p: Weight(s.shape, s.scale, lambda layer=self._layers[p]: frozen_matrix(layer.module, layer.site))  # type: ignore[misc]
             for p, s in self.sites.items()

@@ -71,10 +71,8 @@ def check_buffers(before: Mapping[str, Tensor], after: Mapping[str, Any]) -> Non
     """Raises :class:`ConfigError` for the first buffer that a call changed."""
     for name, tensor in before.items():
         if name not in after or not _equal(tensor, after[name]):
-            message = (
-                f"its forward changes the buffer {name}, which no client sends or keeps, so that clients would see "
-            )
-            raise _refused(f"{message}one another's: make it a parameter, or leave it as it is")
+            message = f"its forward changes the buffer {name}, which no client sends or keeps, so that clients would "
+            raise _refused(f"{message}see one another's: make it a parameter, or leave it as it is")
 
 
 def _equal(one: Tensor, other: Any) -> bool:

@@ -67,7 +67,6 @@ class Rows:
         return len(set(self.counts)) == 1
 
     def to(self, device: torch.device) -> Rows:
-        """A copy with ``index`` on ``device``."""
         return replace(self, device=device)
 
     def sum(self, values: Tensor) -> Tensor:

@@ -154,7 +154,6 @@ class WholeNetwork(Network):
         return {**self._factors, **self._start}
 
     def weights(self) -> dict[str, Weight]:
-        """The frozen matrix of every adapted layer, read lazily."""
         return {
             p: Weight(s.shape, s.scale, lambda s=s: frozen_matrix(self.module.get_submodule(s.path), s))  # type: ignore[misc]
             for p, s in self.sites.items()
@@ -235,7 +234,6 @@ class WholeNetwork(Network):
             output_of(copy.module, batch)
 
     def _mine(self) -> ThreadCopy:
-        """This thread's copy of the module."""
         mine: ThreadCopy | None = getattr(self._copies, "copy", None)
         if mine is None or self._copies.device != self.device:
             mine = self._copies.copy = ThreadCopy(self.module)

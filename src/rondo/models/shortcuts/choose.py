@@ -19,31 +19,27 @@ from rondo.models.kernels.private_transformers import attention_of
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.networks.network import Network, agree, rounding
 from rondo.models.networks.rows import Rows
-from rondo.models.shortcuts.prefix import Prefix, PrefixRefused
+from rondo.models.shortcuts.prefix import Prefix, ShortcutRefused, tried
 from rondo.params import Params, add_client_axis, stack_clients
 from rondo.tasks.language.output_layer import OutputLayer, itself
-from rondo.tasks.task import Batch, Example, Shortcut, Task
-
-
-class LogitsNeeded(Exception):
-    """The output layer cannot be left to the loss; the message says why."""
+from rondo.tasks.task import Batch, Example, Task
 
 
 def split_off(network: AdaptedNetwork, seen: Params, inputs: Batch) -> OutputLayer:
     """Take the output layer out of ``network``, which then returns the states before that layer in place of logits.
 
-    Raises :class:`LogitsNeeded`, having changed nothing, if the layer is adapted, if its output on ``inputs`` is not
+    Raises :class:`ShortcutRefused`, having changed nothing, if the layer is adapted, if its output on ``inputs`` is not
     the logits, or if the model does not run without it.
     """
     find = getattr(network.module, "get_output_embeddings", None)
     layer = find() if find is not None else None
     weight = getattr(layer, "weight", None)
     if not isinstance(layer, nn.Module) or not isinstance(weight, Tensor):
-        raise LogitsNeeded("the model names no output layer")
+        raise ShortcutRefused("the model names no output layer")
     if any(network.module.get_submodule(path) is layer for path in network.sites):
-        raise LogitsNeeded("the output layer is adapted")
+        raise ShortcutRefused("the output layer is adapted")
     if layer.forward is itself:
-        raise LogitsNeeded("the output layer has been taken out before")
+        raise ShortcutRefused("the output layer has been taken out before")
     params, forward = add_client_axis(seen), layer.forward
     outputs: list[Tensor] = []
     # Clone the output: the model may change it in place.
@@ -54,9 +50,9 @@ def split_off(network: AdaptedNetwork, seen: Params, inputs: Batch) -> OutputLay
     finally:
         hook.remove()
     if not logits.isfinite().all():
-        raise LogitsNeeded("the logits that it was tried on are not finite")
+        raise ShortcutRefused("the logits that it was tried on are not finite")
     if len(outputs) != 1 or outputs[0].dtype != logits.dtype or not torch.equal(outputs[0], logits):
-        raise LogitsNeeded("the model changes what its output layer gives, or its type")
+        raise ShortcutRefused("the model changes what its output layer gives, or its type")
     layer.forward = itself
     try:
         with torch.no_grad():
@@ -68,7 +64,7 @@ def split_off(network: AdaptedNetwork, seen: Params, inputs: Batch) -> OutputLay
         same = False
     if not same:
         layer.forward = forward
-        raise LogitsNeeded("the model does not do the same without its output layer")
+        raise ShortcutRefused("the model does not do the same without its output layer")
     return OutputLayer(forward, logits.shape[-1])
 
 
@@ -86,22 +82,18 @@ def put_back(network: Network, output: OutputLayer | None) -> Iterator[None]:
         layer.forward = itself
 
 
-class AllTokensMatter(Exception):
-    """The last layer cannot be cut down to the first token. The message gives the reason."""
-
-
 def first_token_only(network: AdaptedNetwork, seen: Params, inputs: Batch) -> None:
     """Cut the last layer down to the first token, from its queries on or else from its attention's output on, if
-    ``network`` then gives the same logits on ``inputs`` (several rows and tokens). Raises :class:`AllTokensMatter`,
+    ``network`` then gives the same logits on ``inputs`` (several rows and tokens). Raises :class:`ShortcutRefused`,
     having changed nothing, where it does not.
     """
     lists = [m for m in network.module.modules() if isinstance(m, nn.ModuleList) and len(m) > 0]
     layers = max(lists, key=lambda m: sum(p.numel() for p in m.parameters()), default=[nn.Identity()])
     attention = getattr(layers[-1], "attention", None)
     if not isinstance(attention, nn.Module):
-        raise AllTokensMatter("the last layer has no attention of a known name")
+        raise ShortcutRefused("the last layer has no attention of a known name")
     if inputs["input_ids"].shape[1] < 2:  # the first token is the last and all that there is
-        raise AllTokensMatter("no row that it could be tried on has several tokens")
+        raise ShortcutRefused("no row that it could be tried on has several tokens")
     with torch.no_grad():
         batch = add_client_axis(seen)
         whole: Tensor = network(batch, {}, inputs)
@@ -123,7 +115,7 @@ def first_token_only(network: AdaptedNetwork, seen: Params, inputs: Batch) -> No
             if same and tokens == [1]:
                 return
             undo()
-    raise AllTokensMatter("the model reads more than the first token of its last layer")
+    raise ShortcutRefused("the model reads more than the first token of its last layer")
 
 
 def _first(output: Any) -> Tensor:
@@ -171,25 +163,21 @@ def _output(attention: nn.Module) -> Callable[[], None]:
     return attention.register_forward_hook(cut).remove
 
 
-class RowsApart(Exception):
-    """Rows must keep an axis of their own; the message says why."""
-
-
 def lay_end_to_end(network: AdaptedNetwork, task: Task, seen: Params, examples: Sequence[Example]) -> None:
     """Make ``network`` lay rows of different lengths end to end, if it then gives the same output on ``examples``.
-    Raises :class:`RowsApart`, having changed nothing, where it does not."""
+    Raises :class:`ShortcutRefused`, having changed nothing, where it does not."""
     if len({e.cost for e in examples}) < 2:
-        raise RowsApart("no rows that it could be tried on differ in length")
+        raise ShortcutRefused("no rows that it could be tried on differ in length")
     if "position_ids" not in inspect.signature(type(network.module).forward).parameters:
-        raise RowsApart("the model counts positions itself")
+        raise ShortcutRefused("the model counts positions itself")
     if any(
         getattr(m.config, "attn_temperature_tuning", False) for m in network.module.modules() if hasattr(m, "config")
     ):
         # Llama 4 scales late queries by their place in the call, which no short trial reaches.
-        raise RowsApart("the model counts places in a call")
+        raise ShortcutRefused("the model counts places in a call")
     undo = attention.end_to_end(network.module)
     if undo is None:
-        raise RowsApart("the model's attention is its own")
+        raise ShortcutRefused("the model's attention is its own")
     together = network.one_at_a_time is None
     groups = [[e] for e in examples] if together else [list(examples)]
     # Another client's factors, so that rows that are dealt to the wrong client show.
@@ -210,7 +198,7 @@ def lay_end_to_end(network: AdaptedNetwork, task: Task, seen: Params, examples: 
     if not same:
         network.packs = False
         undo()
-        raise RowsApart(reason)
+        raise ShortcutRefused(reason)
 
 
 SAMPLE = 256
@@ -234,7 +222,6 @@ class Shortened:
     """The output layer that the network leaves to the task."""
 
     def record(self) -> dict[str, Any]:
-        """The manifest's entry."""
         layers = self.prefix.layers if self.prefix is not None else 0
         return {
             "prefix": {"layers": layers, "reason": self.no_prefix},
@@ -258,39 +245,22 @@ def shorten(
     device = network.device
     seen = {n: t.to(device) for n, t in network.initial.items()}
     inputs = {n: t.to(device) for n, t in task.collate(trial)[0].items()}
-    all_tokens = all_logits = apart = prefix = no_prefix = output = None
-    try:
-        first_token_only(network, seen, inputs)
-    except AllTokensMatter as reason:
-        all_tokens = str(reason)
-    try:
-        if not config.reuse_prefix:
-            raise PrefixRefused("simulation.reuse_prefix is off")
-        _must_fit(task, "prefix", PrefixRefused)
-        memory, disk = config.prefix_memory_mb * 2**20, config.prefix_disk_mb * 2**20
-        prefix = Prefix(network, task, memory=memory, disk=disk)
-        prefix.check(seen, trial)
-    except PrefixRefused as reason:
-        prefix, no_prefix = None, str(reason)
-    try:
-        if not packing:
-            raise RowsApart("train.packing is off")
-        _must_fit(task, "packing", RowsApart)
-        lay_end_to_end(network, task, seen, trial)
-    except RowsApart as reason:
-        apart = str(reason)
-    try:
-        _must_fit(task, "targets_only", LogitsNeeded)
-        output = split_off(network, seen, inputs)
-    except LogitsNeeded as reason:
-        all_logits = str(reason)
+    reuse = None if config.reuse_prefix else "simulation.reuse_prefix is off"
+    pack = None if packing else "train.packing is off"
+    _, all_tokens = tried(lambda: first_token_only(network, seen, inputs))
+    prefix, no_prefix = tried(lambda: _prefix(network, task, config, seen, trial), reuse, task.unfit.get("prefix"))
+    _, apart = tried(lambda: lay_end_to_end(network, task, seen, trial), pack, task.unfit.get("packing"))
+    output, all_logits = tried(lambda: split_off(network, seen, inputs), task.unfit.get("targets_only"))
     return Shortened(prefix, no_prefix, all_tokens, all_logits, apart, output)
 
 
-def _must_fit(task: Task, shortcut: Shortcut, refused: type[Exception]) -> None:
-    """Raise ``refused`` with the reason for which ``shortcut`` does not go with the task's rows, if there is one."""
-    if (reason := task.unfit.get(shortcut)) is not None:
-        raise refused(reason)
+def _prefix(
+    network: AdaptedNetwork, task: Task, config: SimulationConfig, seen: Params, trial: Sequence[Example]
+) -> Prefix:
+    memory, disk = config.prefix_memory_mb * 2**20, config.prefix_disk_mb * 2**20
+    prefix = Prefix(network, task, memory=memory, disk=disk)
+    prefix.check(seen, trial)
+    return prefix
 
 
 def telling(task: Task, examples: Sequence[Example]) -> tuple[Example, ...]:

@@ -18,15 +18,12 @@ from rondo.models.kernels.private_torch import Dropout, changes_in_place
 from rondo.models.networks.call import output_of
 from rondo.models.networks.network import Base, Network, agree, rounding
 from rondo.models.networks.whole_network import HEAD_INPUT
+from rondo.models.shortcuts.prefix import ShortcutRefused, tried
 from rondo.params import HEAD_PREFIX, Params, head, on_device
 from rondo.tasks.task import Batch, Example, Task
 
 _MOST_BYTES = 64 * 2**20
 """Most bytes that are kept of a client in training: 250 rows of FedRep's CNN have 64 KB."""
-
-
-class HeadInputsRefused(Exception):
-    """The inputs of the head cannot be kept; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +54,8 @@ def head_inputs(
 
 def keep_head_inputs(network: Network, task: Task, examples: Sequence[Any], config: SimulationConfig) -> dict[str, Any]:
     """Set :attr:`Network.head_layer` where the head's inputs can be kept. Returns the manifest's entry."""
-    reason = None
-    try:
-        if not config.reuse_prefix:
-            raise HeadInputsRefused("simulation.reuse_prefix is off")
-        network.head_layer = head_layer(network, task, examples)
-    except HeadInputsRefused as refused:
-        reason = str(refused)
+    off = None if config.reuse_prefix else "simulation.reuse_prefix is off"
+    network.head_layer, reason = tried(lambda: head_layer(network, task, examples), off)
     return {"head_inputs": {"on": reason is None, "reason": reason}}
 
 
@@ -72,29 +64,29 @@ def head_layer(network: Network, task: Task, examples: Sequence[Any]) -> str:
     """The path of the layer that is the head of ``network``, if its inputs can be kept. ``examples`` are some of the
     task's.
 
-    Raises :class:`HeadInputsRefused` if the head is not one layer whose output is the network's, or its inputs are not
+    Raises :class:`ShortcutRefused` if the head is not one layer whose output is the network's, or its inputs are not
     the same in every epoch and every batch.
     """
     paths = {n.removeprefix(HEAD_PREFIX).rpartition(".")[0] for n in network.initial if head(n)}
     if len(paths) != 1 or not examples:
-        raise HeadInputsRefused("the head that is trained is not one layer" if examples else "there are no rows")
+        raise ShortcutRefused("the head that is trained is not one layer" if examples else "there are no rows")
     path = paths.pop()
     if network.moves_statistics:
-        raise HeadInputsRefused("a layer of the network normalises by the batch in training")
+        raise ShortcutRefused("a layer of the network normalises by the batch in training")
     if any(isinstance(layer, Dropout) and layer.p > 0 for layer in network.module.modules()):
-        raise HeadInputsRefused("a layer of the network drops at random in training")
+        raise ShortcutRefused("a layer of the network drops at random in training")
     if task.augments:
-        raise HeadInputsRefused("rows are changed at random in training (task.augment)")
+        raise ShortcutRefused("rows are changed at random in training (task.augment)")
     some = list(examples[:4])
     together = _input(network, task, path, some)
     alone = torch.cat([_input(network, task, path, [e]) for e in some])
     if not agree(together, alone, rounding(network, task.precision) ** 0.5):
-        raise HeadInputsRefused("the head's input of a row depends on the other rows of its batch")
+        raise ShortcutRefused("the head's input of a row depends on the other rows of its batch")
     return path
 
 
 def _input(network: Network, task: Task, path: str, examples: Sequence[Any]) -> Tensor:
-    """The input of the layer ``path``, one vector per row. Raises :class:`HeadInputsRefused` if the layer has another
+    """The input of the layer ``path``, one vector per row. Raises :class:`ShortcutRefused` if the layer has another
     input, or its output is not the network's."""
     calls: list[tuple[tuple[Any, ...], Any, Any]] = []
 
@@ -111,7 +103,7 @@ def _input(network: Network, task: Task, path: str, examples: Sequence[Any]) -> 
     if (
         output is not whole or changes_in_place(whole) != version
     ):  # a change in place makes a new version of the same tensor
-        raise HeadInputsRefused("its output is more than the head's")
+        raise ShortcutRefused("its output is more than the head's")
     if len(args) != 1 or not isinstance(args[0], Tensor) or args[0].dim() != 2 or len(args[0]) != len(examples):
-        raise HeadInputsRefused("the head's input is not one vector per row")
+        raise ShortcutRefused("the head's input is not one vector per row")
     return args[0]

@@ -13,9 +13,9 @@ import re
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +76,7 @@ class Spill:
             content = content[self._file.write(content) :]
 
 
+T = TypeVar("T")
 _BATCH_TOKENS = 1024
 """Tokens per batch: more take more memory and are not faster
 (docs/dev/log/decisions.md, "The prefix, and tokens per step")."""
@@ -95,15 +96,25 @@ class _Mode(threading.local):
     captured: Tensor | None = None
 
 
-class PrefixRefused(Exception):
-    """The prefix cannot be left out of the model; the message says why."""
+class ShortcutRefused(Exception):
+    """A shortcut cannot be taken; the message says why."""
+
+
+def tried(take: Callable[[], T], *refusals: str | None) -> tuple[T | None, str | None]:
+    """What ``take`` gives, or the reason why the shortcut is not taken: the first of ``refusals``, or its own."""
+    if (reason := next(filter(None, refusals), None)) is not None:
+        return None, reason
+    try:
+        return take(), None
+    except ShortcutRefused as refused:
+        return None, str(refused)
 
 
 class Prefix:
     """The layers of ``network`` below its lowest adapted one.
 
     ``memory`` and ``disk`` are budgets in bytes; states that fit neither are computed anew whenever they are needed.
-    Raises :class:`PrefixRefused` if there are no such layers, if one of them is in training mode, or if the adapted
+    Raises :class:`ShortcutRefused` if there are no such layers, if one of them is in training mode, or if the adapted
     layers are not all in one list. :meth:`check` finds models that use these layers in other ways.
     """
 
@@ -112,7 +123,7 @@ class Prefix:
         path, start = _lowest(network)
         layers: Any = network.module.get_submodule(path)
         if any(m.training for layer in layers[:start] for m in layer.modules()):
-            raise PrefixRefused("layers below the lowest adapted one are in training mode (dropout)")
+            raise ShortcutRefused("layers below the lowest adapted one are in training mode (dropout)")
         self.layers, self.place = start, f"{path}.{start}"
         self._mode = _Mode()
         self._shapes: dict[int, int] = {}
@@ -151,9 +162,9 @@ class Prefix:
         return args, {**kwargs, "hidden_states": self.network.laid(mode.hidden)}
 
     def check(self, seen: Params, examples: Sequence[Example]) -> None:
-        """Compare the model with and without its prefix on ``examples``. Raises :class:`PrefixRefused` if they differ:
-        with states of the same call, the model does more with its lower layers than pass a hidden state on; with states
-        computed one by one and padded as in training, its lower layers read padding. Those are rounded in other ways,
+        """Compare the model with and without its prefix on ``examples``. Raises :class:`ShortcutRefused` if they
+        differ: with states of the same call, the model does more with its lower layers than pass a hidden state on;
+        with states computed one by one and padded as in training, they read padding. Those are rounded in other ways,
         so they are compared less closely."""
         params, inputs = add_client_axis(seen), self._inputs(examples)
 
@@ -171,12 +182,12 @@ class Prefix:
             except Exception as error:  # a model may raise anything
                 if is_out_of_memory(error):
                     raise
-                raise PrefixRefused(f"the model does not run without its lower layers: {error}") from None
+                raise ShortcutRefused(f"the model does not run without its lower layers: {error}") from None
         real = inputs["attention_mask"].bool()
         if whole.dim() > 2 and whole.shape[:2] == real.shape == together.shape[:2] == alone.shape[:2]:
             whole, together, alone = whole[real], together[real], alone[real]
         if not agree(together, whole, _SAME) or not agree(alone, whole, rounding(self.network) ** 0.5):
-            raise PrefixRefused("the model uses its lower layers in other ways than through the hidden state")
+            raise ShortcutRefused("the model uses its lower layers in other ways than through the hidden state")
         self._ignores_padding = len({e.cost for e in examples}) > 1
 
     @contextlib.contextmanager
@@ -212,7 +223,6 @@ class Prefix:
                 left, self._memory, self._tests[name] = left - size, self._memory - size, None
 
     def of_test(self, name: str, examples: Sequence[Example]) -> States | None:
-        """The states of a test set, kept from before or computed now; None without memory set aside for them."""
         if name not in self._tests:
             return None
         flat = self._tests[name]
@@ -246,7 +256,7 @@ class Prefix:
             return mode.captured
         finally:
             mode.capturing, mode.captured = False, None
-        raise PrefixRefused(f"{self.place} does not run")
+        raise ShortcutRefused(f"{self.place} does not run")
 
     def _keep(self, client: str, flat: Tensor) -> Tensor:
         size = flat.numel() * flat.element_size()
@@ -282,17 +292,17 @@ class States:
 
 def _lowest(network: AdaptedNetwork) -> tuple[str, int]:
     """The path of the list of layers that holds every adapted layer, and the index of the lowest adapted one. Raises
-    :class:`PrefixRefused` if there is no such list or the index is 0."""
+    :class:`ShortcutRefused` if there is no such list or the index is 0."""
     places = []
     for site in network.sites:
         match = re.match(r"(.*?)\.(\d+)\.", site)
         if match is None or not isinstance(network.module.get_submodule(match[1]), nn.ModuleList):
-            raise PrefixRefused(f"{site} is not in a list of layers")
+            raise ShortcutRefused(f"{site} is not in a list of layers")
         places.append((match[1], int(match[2])))
     paths = {path for path, _ in places}
     if len(paths) > 1:
-        raise PrefixRefused(f"adapted layers are in several lists: {', '.join(sorted(paths))}")
+        raise ShortcutRefused(f"adapted layers are in several lists: {', '.join(sorted(paths))}")
     start = min(number for _, number in places)
     if start == 0:
-        raise PrefixRefused("the lowest layer is adapted")
+        raise ShortcutRefused("the lowest layer is adapted")
     return paths.pop(), start

@@ -13,9 +13,8 @@ import torch
 
 from rondo.config.load import load
 from rondo.config.schema import RunConfig
-from rondo.engine.client.job import Common, decode_job, encode_answers
 from rondo.engine.client.memory import freed_memory_kept
-from rondo.engine.simulation import InProcess
+from rondo.engine.simulation import Common, InProcess, decode_job, encode_answers
 from rondo.errors import Problem
 from rondo.records.directory import to_toml
 from rondo.records.manifest import environment, must_equal, rows_of

@@ -101,7 +101,6 @@ class ImageExample:
 
     @property
     def cost(self) -> int:
-        """Number of pixels."""
         return int(self.pixels.shape[0] * self.pixels.shape[1])
 
 
@@ -170,7 +169,6 @@ class ImageClassification(ClassTask):
 
     @classmethod
     def with_columns(cls, config: TaskConfig, text: str | None, label: str | None) -> TaskConfig:
-        """``image`` and ``label``, as image data sets name them."""
         return config.model_copy(update={"label": config.label or "label", "image": config.image or "image"})
 
     @classmethod
@@ -245,7 +243,6 @@ class ImageClassification(ClassTask):
         return {"pixel_values": noise}, None
 
     def picture(self, example: ImageExample) -> Picture:
-        """The caption is the label."""
         pixels = example.pixels
         if pixels.dtype != np.uint8:  # its lowest pixel is shown black, and its highest white
             low, high = pixels.min(), pixels.max()

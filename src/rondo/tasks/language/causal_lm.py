@@ -12,8 +12,7 @@ from rondo.config.inputs import TaskConfig
 from rondo.tasks.language import conversation
 from rondo.tasks.language.conversation import Frame, frame_of
 from rondo.tasks.language.language_model import IGNORED, LanguageModel
-from rondo.tasks.language.text import pad, text_ids, without
-from rondo.tasks.language.token_store import TextExample
+from rondo.tasks.language.text import TextExample, pad, text_ids, without
 from rondo.tasks.row_checks import Row, RowProblem
 from rondo.tasks.task import Batch, Predictor
 
@@ -170,7 +169,6 @@ class CausalLM(LanguageModel):
 
     @property
     def _frame(self) -> Frame | None:
-        """The words of the chat template; None without one."""
         return frame_of(self.tokenizer, self.today) if self.text is None and self.tokenizer.chat_template else None
 
     def completions(self, texts: Sequence[str], model: Predictor) -> list[str]:

@@ -185,10 +185,8 @@ def _by_markers(tokenizer: Any, conversation: Sequence[Turn], today: str | None)
     learned = [_learned(turn) for turn in conversation if turn["role"] == "assistant"]
     if not all(learned):
         if marked > expected:
-            reason = (
-                f"{{% generation %}} in the template marks {marked} parts of {expected} answers, and some of these "
-            )
-            raise _refusal(conversation, reason + "have the weight 0: mark each answer once")
+            reason = f"{{% generation %}} in the template marks {marked} parts of {expected} answers, and some of "
+            raise _refusal(conversation, reason + "these have the weight 0: mark each answer once")
         parts = ((key, list(group)) for key, group in groupby(answers))
         weights = iter(learned)
         answers = [key and counts for key, group in parts for counts in [key and next(weights)] for _ in group]

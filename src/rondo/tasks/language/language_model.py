@@ -76,7 +76,6 @@ class LanguageModel(TextTask):
         return [{"response": text} for text in self._texts(model.generated(prompts))]
 
     def shown(self, example: Any) -> tuple[str, str]:
-        """The prompt and the answer."""
         prompt, answer = self._texts(self.prompt_and_answer(example))
         return prompt, answer
 

@@ -14,8 +14,7 @@ from torch import Tensor
 from rondo.config.inputs import TaskConfig
 from rondo.errors import ConfigError
 from rondo.tasks.language.language_model import IGNORED, LanguageModel
-from rondo.tasks.language.text import TRIAL_TEXTS, pad
-from rondo.tasks.language.token_store import TextExample, TokenStore
+from rondo.tasks.language.text import TRIAL_TEXTS, TextExample, TokenStore, pad
 from rondo.tasks.row_checks import Row
 from rondo.tasks.task import Batch, Shortcut
 
@@ -28,7 +27,6 @@ class PairExample(TextExample):
 
     @property
     def cost(self) -> int:
-        """Number of tokens of both texts."""
         return len(self.ids) + len(self.target)
 
 
@@ -147,7 +145,6 @@ class Seq2SeqLM(LanguageModel):
         return example.ids, example.target
 
     def opening(self, example: PairExample, size: int) -> PairExample:
-        """Of both texts."""
         return PairExample(example.ids[:size], example.target[:size])
 
     def trial_batch(self) -> tuple[Batch, Tensor]:
@@ -157,7 +154,6 @@ class Seq2SeqLM(LanguageModel):
         return inputs, targets["labels"] != IGNORED
 
     def lengths(self, example: PairExample) -> tuple[int, ...]:
-        """Of the prompt and of the response."""
         return len(example.ids), len(example.target)
 
     def collate(self, examples: Sequence[PairExample]) -> tuple[Batch, Batch]:

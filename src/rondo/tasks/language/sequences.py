@@ -11,8 +11,7 @@ from torch import Tensor
 
 from rondo.config.inputs import TaskConfig
 from rondo.tasks.class_scores import ClassTask
-from rondo.tasks.language.text import TextTask, pad
-from rondo.tasks.language.token_store import TextExample, TokenStore
+from rondo.tasks.language.text import TextExample, TextTask, TokenStore, pad
 from rondo.tasks.number_scores import NumberTally, number_predictions
 from rondo.tasks.row_checks import Row, RowProblem, number_problem, value_name
 from rondo.tasks.task import Batch, wide
@@ -42,7 +41,6 @@ class SequenceTask(TextTask):
         ]
 
     def _lost(self, texts: Sequence[Sequence[str]], ids: Sequence[Sequence[int]]) -> list[int]:
-        """The number of tokens that each row loses to ``max_length``."""
         lost = [0] * len(ids)
         full = [i for i, row_ids in enumerate(ids) if len(row_ids) >= self.max_length]
         if full:
@@ -88,7 +86,6 @@ class SequenceClassification(ClassTask, SequenceTask):
         return [replace(example, target=self._index[value_name(row[self.label])]) for example, row in pairs]
 
     def collate(self, examples: Sequence[TextExample]) -> tuple[Batch, Batch]:
-        """The target is ``labels`` (rows,)."""
         return self.inputs(examples), {"labels": torch.tensor([e.target for e in examples])}
 
 
@@ -121,7 +118,6 @@ class SequenceRegression(SequenceTask):
         return [replace(example, target=float(row[self.target])) for example, row in pairs]
 
     def collate(self, examples: Sequence[TextExample]) -> tuple[Batch, Batch]:
-        """The target is ``y`` (rows,)."""
         return self.inputs(examples), {"y": torch.tensor([e.target for e in examples], dtype=self.precision)}
 
     def loss(self, output: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:

@@ -48,7 +48,6 @@ class NumberStore(Store):
         return _joined(self._y)
 
     def points(self) -> list[Point]:
-        """All examples."""
         return [Point(self, number) for number in range(self._count)]
 
     def add(self, examples: Iterable[Point]) -> range:
@@ -77,7 +76,6 @@ class NumberStore(Store):
 
 
 def gathered(points: list[Point]) -> tuple[Tensor, Tensor]:
-    """``x`` and ``y`` of some points, in their order."""
     store = points[0].store
     if any(p.store is not store for p in points):
         return torch.stack([p.store.x[p.number] for p in points]), torch.stack([p.store.y[p.number] for p in points])
@@ -142,17 +140,14 @@ class LinearRegression(Task):
         return NumberStore(x, y).points()
 
     def collate(self, examples: Sequence[Point]) -> tuple[Batch, Batch]:
-        """``x`` (rows, inputs) and ``y`` (rows, outputs)."""
         x, y = gathered(list(examples))
         return {"x": x}, {"y": y}
 
     def loss(self, output: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
-        """Output (rows, outputs)."""
         sums = self.factor * (output - targets["y"]).square().sum(-1)
         return sums, torch.ones_like(sums)
 
     def tally(self) -> _Tally:
-        """An empty tally of the loss."""
         return _Tally(self)
 
     def store(self) -> NumberStore:

@@ -33,7 +33,6 @@ class LinearProblem:
 
     @staticmethod
     def draw(config: ProblemConfig, seed: int) -> LinearProblem:
-        """The problem of a run with this seed."""
         d, k, n = config.inputs, config.rank, config.clients
         down = _orthonormal(_normal(seed, (d, k), "down")).mT
         if config.kind == "heads":
@@ -61,7 +60,6 @@ class LinearProblem:
         return _orthonormal(x) * config.rows**0.5 if config.design == "isotropic" else x
 
     def noise(self, client: int) -> Tensor:
-        """The noise in Y of a client, (rows, out)."""
         return self.config.noise * _normal(self.seed, (self.config.rows, self.up.shape[1]), "noise", client)
 
     @cached_property
@@ -70,7 +68,6 @@ class LinearProblem:
         return (self.up @ self.down).mT
 
     def rows(self) -> list[dict[str, Any]]:
-        """All rows, with the columns ``client``, ``x`` and ``y``."""
         digits = len(str(self.config.clients - 1))
         return [
             {"client": f"client-{k:0{digits}}", "x": a, "y": b}

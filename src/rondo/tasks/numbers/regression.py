@@ -70,11 +70,9 @@ class Regression(Task):
         return (output.reshape(y.shape) - y).square(), torch.ones_like(y)
 
     def predicted(self, output: Tensor) -> list[dict[str, Any]]:
-        """``prediction``; output (rows,) or (rows, 1)."""
         return number_predictions(output)
 
     def tally(self) -> _Tally:
-        """An empty tally of R2, root mean squared error and mean absolute error."""
         return _Tally()
 
 

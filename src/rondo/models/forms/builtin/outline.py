@@ -12,8 +12,7 @@ from torch import nn
 from rondo.config import task_kinds as tasks
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, Problem
-from rondo.models.forms.builtin.classical import WORDS, make
-from rondo.models.forms.builtin.words import WordTokenizer, hashed, word_vectors
+from rondo.models.forms.builtin.classical import WORDS, WordTokenizer, hashed, make, word_vectors
 from rondo.models.forms.model import Outline
 from rondo.models.forms.module import WholeModel, head_names, trained_names, whole_model
 from rondo.models.loading import peft

@@ -137,10 +137,8 @@ class QuestionAnswering(TextTask):
     def of(cls, config: TaskConfig, tokenizer: Any, labels: Sequence[str]) -> Self:
         """Raises :class:`ConfigError` for a tokenizer that does not tell which characters a token stands for."""
         if not getattr(tokenizer, "is_fast", False):
-            message = (
-                "its tokenizer does not tell a token's characters (no fast tokenizer), by which an answer is found"
-            )
-            raise ConfigError.at("model.name", f"{message}: name another model")
+            message = "its tokenizer does not tell a token's characters (no fast tokenizer), by which an answer is "
+            raise ConfigError.at("model.name", f"{message}found: name another model")
         return cls(
             tokenizer,
             config.context or "",
@@ -175,7 +173,6 @@ class QuestionAnswering(TextTask):
         return self._windows(rows, answers)
 
     def unlabelled(self, rows: Sequence[Row]) -> list[Window]:
-        """Windows of rows whose answers are not read."""
         return self._windows(rows, [[]] * len(rows))
 
     def row_sizes(self, examples: Sequence[Window]) -> list[int]:
@@ -288,7 +285,6 @@ class QuestionAnswering(TextTask):
         return span_losses(output, targets)
 
     def reader(self) -> AnswerReader:
-        """A reader of answers that has seen no window."""
         return AnswerReader(self.max_answer_tokens, unanswerable=self.unanswerable)
 
     def predictions(self, rows: Sequence[Row], model: Predictor) -> list[dict[str, Any]]:

@@ -53,7 +53,6 @@ class Window:
 
     @property
     def cost(self) -> int:
-        """Number of tokens."""
         return len(self.ids)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rondo.tasks.language.token_store import TextExample, TokenStore
+from rondo.tasks.language.text import TextExample, TokenStore
 from rondo.tasks.row_checks import Row, is_missing, text_problem, value_text
 from rondo.tasks.task import Store
 
@@ -125,7 +125,7 @@ class ChoiceExample(TextExample):
 
 
 class ChoiceStore(Store):
-    """All examples of a run, in flat arrays (:class:`rondo.tasks.language.token_store.TokenStore`)."""
+    """All examples of a run, in flat arrays (:class:`rondo.tasks.language.text.TokenStore`)."""
 
     def __init__(self) -> None:
         self._rows, self._choices = TokenStore(), TokenStore()

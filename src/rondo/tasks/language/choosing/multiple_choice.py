@@ -24,8 +24,7 @@ from rondo.tasks.language.choosing.choices import (
     right_of,
 )
 from rondo.tasks.language.language_model import IGNORED
-from rondo.tasks.language.text import text_ids
-from rondo.tasks.language.token_store import TextExample
+from rondo.tasks.language.text import TextExample, text_ids
 from rondo.tasks.row_checks import Row, RowProblem, UnusableRows, value_problem
 from rondo.tasks.task import Batch, Predictor, Scores, batches
 
@@ -179,7 +178,6 @@ class MultipleChoice(CausalLM):
         return prompt, [choice or bare for choice, bare in zip(choices, alone, strict=True)], end
 
     def scored(self, examples: Sequence[Any]) -> Sequence[Choice]:
-        """Every choice of every row."""
         return [part for row, example in enumerate(examples) for part in example.parts(row, IGNORED)]
 
     def prompt_and_answer(self, example: TextExample) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -197,7 +195,6 @@ class MultipleChoice(CausalLM):
         return {"accuracy_generation": hits / len(answers) if answers else None}
 
     def _choice_in(self, said: str) -> str:
-        """The choice in the text of an answer."""
         return said.strip().removeprefix(self.before_choice.strip()).removesuffix(self.after_choice.strip()).strip()
 
     def collate(self, examples: Sequence[TextExample]) -> tuple[Batch, Batch]:
