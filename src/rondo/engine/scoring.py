@@ -81,7 +81,9 @@ class Scorer:
         rows = self.population.own_rows(member)
         scores = {self.kinds[0]: self.scores(seen, base, rows)}
         if self.config.fine_tune_epochs:
-            tuned = self._fine_tuned(seen, base, member, round)
+            train = head if self.config.fine_tune == "head" and any(map(head, seen)) else everything
+            epochs = self.config.fine_tune_epochs
+            tuned = self.fitting.tuned(seen, base, member.client, member.train, round, train=train, epochs=epochs)
             scores["fine_tuned"] = self.scores(tuned, base, rows)
         if self.population.tested_at_clients and member.validation:
             scores["validation"] = self.scores(seen, base, member.validation)
@@ -117,11 +119,6 @@ class Scorer:
     def _local(self, shared: Shared, client: Client) -> Params:
         local = self.kept.get(client.id) if client is not NEWCOMER else None  # by identity: a client may have any id
         return self.algorithm.local_init(shared, client) if local is None else local
-
-    def _fine_tuned(self, seen: Params, base: Base, member: Member, round: Round) -> Params:
-        epochs, only_head = self.config.fine_tune_epochs, self.config.fine_tune == "head"
-        train = head if only_head and any(map(head, seen)) else everything
-        return self.fitting.tuned(seen, base, member.client, member.train, round, train=train, epochs=epochs)
 
     def scores(
         self, seen: Params, base: Base, examples: Sequence[Example], *, test: str | None = None

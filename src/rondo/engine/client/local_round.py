@@ -61,10 +61,12 @@ class LocalRound:
         try:
             return self._train(clients, examples, shared, round)
         except Exception as error:
-            if not isinstance(error, ClientFailed) and not is_out_of_memory(error):
+            failed = error if isinstance(error, ClientFailed) else None
+            if failed is None and not is_out_of_memory(error):
                 raise
             if len(clients) == 1:
-                return [Answer(clients[0], failure=_failure(clients[0], error))]
+                memory = ClientFailed(clients[0].id, "out_of_memory", str(error).split("\n")[0])
+                return [Answer(clients[0], failure=failed or memory)]
         half = len(clients) // 2
         return [
             *self.train(clients[:half], examples[:half], shared[:half], round),
@@ -117,12 +119,6 @@ class LocalRound:
             kept_now, flops = on_device(client_row(after, k), cpu), trainer.operations(k)
             answers.append(Answer(client, upload, kept_now, trainer.mean_loss(k), work=work, flops=flops))
         return answers
-
-
-def _failure(client: Client, error: Exception) -> ClientFailed:
-    if isinstance(error, ClientFailed):
-        return error
-    return ClientFailed(client.id, "out_of_memory", str(error).split("\n")[0])
 
 
 def _stacked(per_client: Sequence[Params], device: torch.device) -> dict[str, Tensor]:

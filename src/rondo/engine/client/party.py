@@ -132,7 +132,8 @@ class Party:
             return Reply(reason="refused", detail=f"this is {self.id}, not {request.client.id}")
         if (reason := self._other_time(request)) is not None:
             return Reply(reason="refused", detail=reason)
-        self._begin(request)
+        if self.start is not None and not (self.holdings.params or self.holdings.base):
+            self.holdings = Holdings.made(self.start(request.client), request.parcel)
         if request.scores:
             return self._scores(request)
         self._settle(request.counted)
@@ -167,11 +168,6 @@ class Party:
             return f"the server counts on round {said + 1}, and the site's folder is {own}. {back}"
         back = "bring its newer run directory back"
         return f"the server went back to before round {known + 1}: {back}. Or the site's owner {_AGAIN}"
-
-    def _begin(self, request: Request) -> None:
-        """Make the start, for a client that holds nothing yet."""
-        if self.start is not None and not (self.holdings.params or self.holdings.base):
-            self.holdings = Holdings.made(self.start(request.client), request.parcel)
 
     def _scores(self, request: Request) -> Reply:
         """The scores of the client's model as it is. Nothing changes by it: what the client keeps of its last attempt

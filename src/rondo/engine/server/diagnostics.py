@@ -169,7 +169,8 @@ class _Sent:
 def _sent(algorithm: Algorithm[Any], state: Any, round: Round) -> _Sent:
     shared = algorithm.broadcast(state, _NEWCOMER, round)
     eps = max(torch.finfo(t.dtype).eps for t in shared.params.values() if t.is_floating_point())
-    shared = replace(shared, params=_wide(shared.params))
+    wide = {n: t.double() if t.is_floating_point() else t for n, t in shared.params.items()}
+    shared = replace(shared, params=wide)
     return _Sent(shared, algorithm.view(shared, algorithm.local_init(shared, _NEWCOMER)), eps)
 
 
@@ -382,11 +383,6 @@ def _coordinates(parts: Sequence[Tensor]) -> list[Tensor]:
         s if part.dim() == 2 else s.reshape(len(s), part.shape[0], part.shape[2]).movedim(1, 0)
         for s, part in zip(split, parts, strict=True)
     ]
-
-
-def _wide(params: Params) -> dict[str, Tensor]:
-    """``params`` in float64, except positions, which are integers."""
-    return {n: t.double() if t.is_floating_point() else t for n, t in params.items()}
 
 
 def _next(round: Round) -> Round:

@@ -9,23 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-
-__all__ = [
-    "ONEDNN_LINEAR",
-    "Convolution",
-    "Dropout",
-    "Normalisation",
-    "TorchDispatchMode",
-    "changes_in_place",
-    "has_mkl",
-    "has_onednn",
-    "holders",
-    "multiplies_bf16",
-    "onednn_linear",
-    "operation",
-    "softmax_backward",
-]
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 Convolution = nn.modules.conv._ConvNd
 Dropout = nn.modules.dropout._DropoutNd

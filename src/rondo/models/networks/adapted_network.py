@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rondo.algorithm import Weight
 from rondo.models.kernels import attention
-from rondo.models.networks.adapted_layer import AdaptedLayer, Site, frozen_matrix
+from rondo.models.networks.adapted_layer import AdaptedLayer, Site
 from rondo.models.networks.call import Call, Recomputed, output_of
 from rondo.models.networks.network import Base, Network, freeze
 from rondo.models.networks.rows import Packing, Rows
@@ -101,12 +100,6 @@ class AdaptedNetwork(Network):
     @property
     def initial(self) -> Params:  # type: ignore[override]
         return {**self._factors, **{n: t.cpu() for n, t in self.initial_head.items()}}
-
-    def weights(self) -> dict[str, Weight]:
-        return {
-            p: Weight(s.shape, s.scale, lambda layer=self._layers[p]: frozen_matrix(layer.module, layer.site))  # type: ignore[misc]
-            for p, s in self.sites.items()
-        }
 
     def freeze_head(self) -> None:
         """Its start stands in for it."""

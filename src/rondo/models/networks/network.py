@@ -16,7 +16,7 @@ from rondo.algorithm import Weight
 from rondo.errors import ConfigError
 from rondo.lowrank import GrowingSum
 from rondo.models.kernels.out_of_memory import is_out_of_memory
-from rondo.models.networks.adapted_layer import Site
+from rondo.models.networks.adapted_layer import Site, frozen_matrix
 from rondo.models.networks.call import Recomputed
 from rondo.models.networks.rows import Rows
 from rondo.params import Params
@@ -78,7 +78,10 @@ class Network(ABC):
 
     def weights(self) -> dict[str, Weight]:
         """The frozen matrix of every adapted layer, read lazily."""
-        return {}
+        return {
+            p: Weight(s.shape, s.scale, lambda s=s: frozen_matrix(self.module.get_submodule(s.path), s))  # type: ignore[misc]
+            for p, s in self.sites.items()
+        }
 
     def on_device(self, base: Base) -> Base:
         """A change of the base on the device. The result is kept, so that clients with the same change share it."""

@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rondo.algorithm import Weight
 from rondo.models.kernels.private_torch import Dropout, Normalisation, holders
-from rondo.models.networks.adapted_layer import Site, frozen_matrix, merged_weight
+from rondo.models.networks.adapted_layer import Site, merged_weight
 from rondo.models.networks.call import output_of
 from rondo.models.networks.checks import check_training_mode
 from rondo.models.networks.network import Base, Network, freeze
@@ -152,12 +151,6 @@ class WholeNetwork(Network):
     @property
     def initial(self) -> Params:  # type: ignore[override]
         return {**self._factors, **self._start}
-
-    def weights(self) -> dict[str, Weight]:
-        return {
-            p: Weight(s.shape, s.scale, lambda s=s: frozen_matrix(self.module.get_submodule(s.path), s))  # type: ignore[misc]
-            for p, s in self.sites.items()
-        }
 
     def check_training(self, inputs: Batch) -> None:
         check_training_mode(self.module, inputs)

@@ -190,12 +190,10 @@ class MultipleChoice(CausalLM):
         hits = 0
         for example, answer in zip(examples, answers, strict=True):
             said = self.tokenizer.batch_decode(list(example.choices), skip_special_tokens=True)
-            texts = [self._choice_in(text) for text in said]
+            before, after = self.before_choice.strip(), self.after_choice.strip()
+            texts = [text.strip().removeprefix(before).removesuffix(after).strip() for text in said]
             hits += first_mentioned(answer, texts) == example.right
         return {"accuracy_generation": hits / len(answers) if answers else None}
-
-    def _choice_in(self, said: str) -> str:
-        return said.strip().removeprefix(self.before_choice.strip()).removesuffix(self.after_choice.strip()).strip()
 
     def collate(self, examples: Sequence[TextExample]) -> tuple[Batch, Batch]:
         """Targets of choices to score also have the number of their ``row``, the ``place`` in it, whether each is
