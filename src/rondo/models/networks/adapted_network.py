@@ -18,7 +18,7 @@ from torch.nn import functional
 from rondo.models.kernels import attention
 from rondo.models.networks.adapted_layer import AdaptedLayer, Site
 from rondo.models.networks.call import Call, Recomputed, output_of
-from rondo.models.networks.network import Base, Network, freeze
+from rondo.models.networks.network import Base, Network, Streams, freeze
 from rondo.models.networks.rows import Packing, Rows
 from rondo.params import HEAD_PREFIX, Params, add_client_axis, on_device
 from rondo.tasks.task import Batch
@@ -115,12 +115,7 @@ class AdaptedNetwork(Network):
             layer.forward = recomputed
 
     def __call__(
-        self,
-        params: Params,
-        base: Base,
-        batch: Batch,
-        dropout: Sequence[torch.Generator] | None = None,
-        rows: Rows | None = None,
+        self, params: Params, base: Base, batch: Batch, dropout: Streams = None, rows: Rows | None = None
     ) -> Tensor:
         for path in self._layers:
             clients = params[f"{path}.A"].shape[0]

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,8 @@ from rondo.params import Params
 from rondo.tasks.task import Batch
 
 Base = Mapping[str, GrowingSum]
+Streams: TypeAlias = Sequence[torch.Generator] | None
+"""A generator per client in training, else None."""
 
 
 def freeze(module: nn.Module) -> None:
@@ -141,12 +143,7 @@ class Network(ABC):
 
     @abstractmethod
     def __call__(
-        self,
-        params: Params,
-        base: Base,
-        batch: Batch,
-        dropout: Sequence[torch.Generator] | None = None,
-        rows: Rows | None = None,
+        self, params: Params, base: Base, batch: Batch, dropout: Streams = None, rows: Rows | None = None
     ) -> Tensor:
         """Compute the output on ``batch``, whose rows are ordered by client, with tensors as ``view`` returns them.
 

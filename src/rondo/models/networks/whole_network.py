@@ -21,7 +21,7 @@ from rondo.models.kernels.private_torch import Dropout, Normalisation, holders
 from rondo.models.networks.adapted_layer import Site, merged_weight
 from rondo.models.networks.call import output_of
 from rondo.models.networks.checks import check_training_mode
-from rondo.models.networks.network import Base, Network, freeze
+from rondo.models.networks.network import Base, Network, Streams, freeze
 from rondo.models.networks.rows import Rows
 from rondo.params import BUFFER_PREFIX, HEAD_PREFIX, Params, client_row, on_device
 from rondo.tasks.task import Batch
@@ -166,12 +166,7 @@ class WholeNetwork(Network):
         return result
 
     def __call__(
-        self,
-        params: Params,
-        base: Base,
-        batch: Batch,
-        dropout: Sequence[torch.Generator] | None = None,
-        rows: Rows | None = None,
+        self, params: Params, base: Base, batch: Batch, dropout: Streams = None, rows: Rows | None = None
     ) -> Tensor:
         """Several clients' outputs are computed one after the other. Statistics in ``params`` are updated in place in
         training."""

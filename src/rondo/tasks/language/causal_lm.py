@@ -12,7 +12,7 @@ from rondo.config.inputs import TaskConfig
 from rondo.tasks.language import conversation
 from rondo.tasks.language.conversation import Frame, frame_of
 from rondo.tasks.language.language_model import IGNORED, LanguageModel
-from rondo.tasks.language.text import TextExample, pad, text_ids, without
+from rondo.tasks.language.text import TextExample, inputs_of, pad, text_ids, without
 from rondo.tasks.row_checks import Row, RowProblem
 from rondo.tasks.task import Batch, Predictor
 
@@ -184,14 +184,11 @@ class CausalLM(LanguageModel):
         ``labels``: (rows, tokens), padding ignored.
         ``places``: the tokens, counted over all rows, whose next token has a loss.
         """
-        inputs = {
-            "input_ids": pad([e.ids for e in examples], self.tokenizer.pad_token_id),
-            "attention_mask": pad([[1] * e.cost for e in examples], 0),
-        }
         targets = [e.target if isinstance(e.target, tuple) else (int(e.target),) for e in examples]
         labels = pad(targets, IGNORED)
         # Find the places here, on the CPU: nonzero would have to wait for a GPU.
         followed = functional.pad(labels[:, 1:] != IGNORED, (0, 1))
+        inputs = inputs_of(examples, self.tokenizer.pad_token_id)
         return inputs, {"labels": labels, "places": followed.flatten().nonzero().flatten()}
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rondo.config.inputs import TaskConfig
 from rondo.tasks.class_scores import ClassTask
-from rondo.tasks.language.text import TextExample, TextTask, TokenStore, pad
+from rondo.tasks.language.text import TextExample, TextTask, TokenStore, inputs_of
 from rondo.tasks.number_scores import NumberTally, number_predictions
 from rondo.tasks.row_checks import Row, RowProblem, number_problem, value_name
 from rondo.tasks.task import Batch, wide
@@ -51,13 +51,7 @@ class SequenceTask(TextTask):
 
     def inputs(self, examples: Sequence[TextExample]) -> Batch:
         """The network's inputs, (rows, tokens) each."""
-        inputs = {
-            "input_ids": pad([e.ids for e in examples], self.tokenizer.pad_token_id),
-            "attention_mask": pad([[1] * e.cost for e in examples], 0),
-        }
-        if examples[0].segments is not None:
-            inputs["token_type_ids"] = pad([e.segments or () for e in examples], 0)
-        return inputs
+        return inputs_of(examples, self.tokenizer.pad_token_id)
 
 
 class SequenceClassification(ClassTask, SequenceTask):

@@ -122,6 +122,15 @@ def pad(rows: Sequence[Sequence[int]], value: int) -> Tensor:
     return torch.tensor([[*row, *[value] * (longest - len(row))] for row in rows])
 
 
+def inputs_of(examples: Sequence[Any], padding: int) -> dict[str, Tensor]:
+    """A model's inputs, (rows, tokens) each, of examples with ``ids`` and ``segments``, if they have any."""
+    inputs = {"input_ids": pad([e.ids for e in examples], padding)}
+    inputs["attention_mask"] = pad([[1] * len(e.ids) for e in examples], 0)
+    if examples[0].segments is not None:
+        inputs["token_type_ids"] = pad([e.segments or () for e in examples], 0)
+    return inputs
+
+
 def text_ids(tokenizer: Any, text: str) -> list[int]:
     """The token ids of ``text`` alone, without special tokens around it."""
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])

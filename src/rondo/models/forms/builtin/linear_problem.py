@@ -18,7 +18,7 @@ from rondo.models.forms.own_network import OwnModel
 from rondo.models.loading.pretrained import fingerprint
 from rondo.models.networks.adapted_layer import Site
 from rondo.models.networks.adapted_network import AdaptedNetwork
-from rondo.models.networks.network import Base, Network
+from rondo.models.networks.network import Base, Network, Streams
 from rondo.models.networks.rows import Rows
 from rondo.params import Params, module_of
 from rondo.tasks.numbers.linear import BODY, DOWN, HEAD, UP, LinearRegression
@@ -58,12 +58,7 @@ class Heads(Network):
         self.initial = {BODY: problem.start, HEAD: head}
 
     def __call__(
-        self,
-        params: Params,
-        base: Base,
-        batch: Batch,
-        dropout: Sequence[torch.Generator] | None = None,
-        rows: Rows | None = None,
+        self, params: Params, base: Base, batch: Batch, dropout: Streams = None, rows: Rows | None = None
     ) -> Tensor:
         """``x`` (rows, d) gives y (rows, 1)."""
         x, body, head = batch["x"], params[BODY], params[HEAD]

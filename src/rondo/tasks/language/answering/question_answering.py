@@ -18,7 +18,7 @@ from rondo.config.inputs import TaskConfig
 from rondo.errors import ConfigError
 from rondo.tasks.language.answering.answer_scores import AnswerReader, AnswerTally, span_losses
 from rondo.tasks.language.answering.windows import IGNORED, Question, Window, WindowStore, row_sizes
-from rondo.tasks.language.text import TextTask, pad
+from rondo.tasks.language.text import TextTask, inputs_of
 from rondo.tasks.row_checks import Row, RowProblem, is_missing
 from rondo.tasks.task import Batch, Predictor, batches
 
@@ -264,12 +264,6 @@ class QuestionAnswering(TextTask):
         ``cost``: tokens, without padding.
         ``question``, ``first``, ``tokens``, ``skipped``, ``nothing``: as in :class:`Window`, for the scores.
         """
-        inputs = {
-            "input_ids": pad([e.ids for e in examples], self.tokenizer.pad_token_id),
-            "attention_mask": pad([[1] * e.cost for e in examples], 0),
-        }
-        if examples[0].segments is not None:
-            inputs["token_type_ids"] = pad([e.segments or () for e in examples], 0)
         targets = {
             "start": [e.target[0] for e in examples],
             "end": [e.target[1] for e in examples],
@@ -277,6 +271,7 @@ class QuestionAnswering(TextTask):
             "question": [e.question.number for e in examples],
             **{name: [getattr(e, name) for e in examples] for name in ("first", "tokens", "skipped", "nothing")},
         }
+        inputs = inputs_of(examples, self.tokenizer.pad_token_id)
         return inputs, {name: torch.tensor(values) for name, values in targets.items()}
 
     def loss(self, output: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
