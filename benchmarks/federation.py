@@ -188,7 +188,7 @@ def with_sites(count: int, rounds: int, per_round: int | None) -> dict[str, Any]
     from rondo.federation.site import joining
     from rondo.federation.site.contract import Contract
     from rondo.federation.site.run import SiteSetup, take_part
-    from rondo.runs.assemble import assemble
+    from rondo.runs.assembling.assemble import assemble
 
     one_at_a_time = threading.Lock()  # random weights come from torch's own generator, of which a process has one
 

@@ -79,7 +79,7 @@ def tasks(mmlu: Path, folder: Path, every: int) -> dict[str, int]:
 
 def scored(run: Path, counts: Mapping[str, int], folder: Path) -> dict[str, Any]:
     """The share of right answers in each category, their mean, and its standard error by chance."""
-    from rondo.results.harness import evaluate_by_harness
+    from rondo.results.evaluate import evaluate_by_harness
 
     found = evaluate_by_harness(run, list(counts), folder)["results"]
     shares = {name: found[name]["exact_match,first"] for name in counts}

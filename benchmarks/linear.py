@@ -22,8 +22,8 @@ from safetensors.torch import load_file
 
 import rondo
 from rondo.config import load
-from rondo.runs.assemble import assemble
-from rondo.runs.private import rehearsal
+from rondo.runs.assembling.assemble import assemble
+from rondo.runs.assembling.private import rehearsal
 from rondo.tasks.numbers.linear_problem import LinearProblem
 
 RUNS = Path(__file__).parent / "runs"

@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=4)
     parser.add_argument("--out", type=Path, default=Path("mmlu.json"))
     args = parser.parse_args()
-    from rondo.results.harness import evaluate_by_harness
+    from rondo.results.evaluate import evaluate_by_harness
 
     lines = {}
     with tempfile.TemporaryDirectory() as place:

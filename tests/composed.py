@@ -23,9 +23,8 @@ from rondo.engine.wire.envelope import Identity
 from rondo.models.networks.network import Base, Network
 from rondo.models.shortcuts.prefix import Prefix
 from rondo.params import Params
-from rondo.runs.assembly import Assembly, Federation, Start
-from rondo.runs.private import rehearsal
-from rondo.runs.simulated import Simulated
+from rondo.runs.assembling.assembly import Assembly, Federation, Simulated, Start
+from rondo.runs.assembling.private import rehearsal
 from rondo.tasks.task import Task
 
 

@@ -21,7 +21,7 @@ from rondo.data.population import Population
 from rondo.lowrank import GrowingSum
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.params import Params, head, pick
-from rondo.runs.wrapping import with_policies
+from rondo.runs.assembling.wrapping import with_policies
 from rondo.tasks.language.sequences import SequenceClassification
 from rondo.tasks.language.text import TextExample
 from rondo.tasks.task import Batch

@@ -22,8 +22,8 @@ from rondo.params import Params
 from rondo.privacy.accounts.accountant import noise_for
 from rondo.privacy.mechanism.clip import clipped
 from rondo.privacy.mechanism.noise import noised
-from rondo.runs.assemble import assemble
-from rondo.runs.given import Given
+from rondo.runs.assembling.assemble import assemble
+from rondo.runs.assembling.given import Given
 
 pytestmark = pytest.mark.slow
 

@@ -24,8 +24,8 @@ from composed import Composed
 from rondo.config.inputs import GIVEN
 from rondo.config.load import load
 from rondo.params import Params
-from rondo.runs.assemble import assemble
-from rondo.runs.given import Given
+from rondo.runs.assembling.assemble import assemble
+from rondo.runs.assembling.given import Given
 
 pytestmark = pytest.mark.slow
 

@@ -26,7 +26,7 @@ from rondo.algorithm import Algorithm, Round, Upload
 from rondo.config.load import load
 from rondo.config.schema import RunConfig
 from rondo.privacy.accounts.accountant import noise_for
-from rondo.runs.assemble import assemble
+from rondo.runs.assembling.assemble import assemble
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rondo.cli import completion, main
+from rondo.cli import main
+from rondo.cli.app import _keys, values
 from rondo.config import ConfigError, load
 
 VARIABLE = "_RONDO_COMPLETE"
@@ -48,8 +49,8 @@ def asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 def test_completed_values_are_of_the_type_of_their_key() -> None:
     """Other rules may refuse them, as long as the configuration lacks other keys."""
     refused = {}
-    for key, of_key in completion._keys().items():
-        for value in completion.values(of_key):
+    for key, of_key in _keys().items():
+        for value in values(of_key):
             try:
                 load({}, [f"{key}={value}"])
             except ConfigError as error:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import rondo
 from rondo.cli import app
-from rondo.runs import assemble
+from rondo.runs.assembling import assemble
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
 

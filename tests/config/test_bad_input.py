@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 
 import rondo.models.forms.outline
 import rondo.models.forms.transformer
-import rondo.runs.assemble
+import rondo.runs.assembling.assemble
 import rondo.runs.runner
 import tiny
 from rondo.cli.app import app
@@ -598,7 +598,9 @@ def message(case: Case) -> str:
 def test_message_names_place_fault_and_remedy(case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case.lay_out(folder)
     if case.phase in NEVER:
-        monkeypatch.setattr(rondo.runs.assemble, NEVER[case.phase], lambda *_: pytest.fail(f"no {case.phase} fault"))
+        monkeypatch.setattr(
+            rondo.runs.assembling.assemble, NEVER[case.phase], lambda *_: pytest.fail(f"no {case.phase} fault")
+        )
     if case.phase == "structure":
         monkeypatch.setattr(
             rondo.models.forms.transformer, "load_pretrained", lambda *_, **__: pytest.fail("weights were loaded")

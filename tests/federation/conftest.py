@@ -24,7 +24,7 @@ from rondo.federation.plan import Plan
 from rondo.federation.site import desk as desks
 from rondo.federation.site.contract import Contract
 from rondo.federation.site.desk import Desk
-from rondo.runs.assembly import Assembly
+from rondo.runs.assembling.assembly import Assembly
 from small_runs import save_tiny_bert, write_rows
 
 

@@ -20,7 +20,7 @@ import rondo
 from choice_rows import questions, save_tiny_llama
 from rondo.config import load
 from rondo.federation.server.remote_run import loaded
-from rondo.runs.assemble import assemble
+from rondo.runs.assembling.assemble import assemble
 from rondo.tasks.language import causal_lm
 from small_runs import GOOD, NEUTRAL, reviews, save_tiny_bert, settings, write_rows
 

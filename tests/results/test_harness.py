@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 import rondo
-import rondo.results.harness as harness
+import rondo.results.evaluate as harness
 from choice_rows import questions, save_tiny_llama
 from rondo.cli.app import app
-from rondo.results.harness import evaluate_by_harness
+from rondo.results.evaluate import evaluate_by_harness
 from small_runs import settings, write_rows
 
 TEST = questions(17, seed=1)

@@ -14,7 +14,7 @@ from methods import every_method
 from rondo.algorithms.trial import trial_upload
 from rondo.config import load
 from rondo.errors import ConfigError
-from rondo.runs.assemble import assemble
+from rondo.runs.assembling.assemble import assemble
 from rondo.runs.estimate import estimate
 
 pytestmark = pytest.mark.usefixtures("no_pictures")

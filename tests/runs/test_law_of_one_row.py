@@ -26,8 +26,8 @@ from rondo.config import ConfigError, load
 from rondo.config import task_kinds as tasks
 from rondo.config.inputs import GIVEN
 from rondo.privacy.steps.private_step import PrivateSteps
-from rondo.runs.assemble import assemble
-from rondo.runs.given import Given
+from rondo.runs.assembling.assemble import assemble
+from rondo.runs.assembling.given import Given
 from small_runs import NEUTRAL, reviews
 
 Table = list[dict[str, Any]]

@@ -17,7 +17,7 @@ import rondo
 from pair_rows import POSITIONS, requests, save_tiny
 from rondo.config import load
 from rondo.models.loading.peft import read_tensors
-from rondo.results.harness import evaluate_by_harness
+from rondo.results.evaluate import evaluate_by_harness
 from rondo.results.humaneval.score import HumanEval, evaluate_code
 from small_runs import settings, write_rows
 

@@ -16,7 +16,7 @@ from rondo.config import ConfigError, load
 from rondo.errors import DiskFailed, RunInterrupted
 from rondo.privacy.accounts.account import read
 from rondo.records.directory import RunDirectory
-from rondo.runs.private import account_of_shares, private_sum
+from rondo.runs.assembling.private import account_of_shares, private_sum
 from rondo.runs.watching.progress import Quiet
 from small_runs import settings
 

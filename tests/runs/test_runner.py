@@ -33,8 +33,9 @@ from rondo.errors import RunStopped
 from rondo.models.loading.peft import read_tensors
 from rondo.models.shortcuts.choose import telling
 from rondo.results import evaluate, export
-from rondo.runs import assemble, card, runner
-from rondo.runs.wrapping import make_algorithm
+from rondo.runs import card, runner
+from rondo.runs.assembling import assemble
+from rondo.runs.assembling.wrapping import make_algorithm
 from rondo.tasks.language.causal_lm import CausalLM
 from rondo.tasks.language.sequences import SequenceClassification
 from rondo.tasks.language.text import TextExample

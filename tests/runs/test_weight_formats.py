@@ -18,8 +18,8 @@ from rondo.config import ConfigError, load
 from rondo.engine.client.memory import activation_bytes
 from rondo.engine.transport import Observer
 from rondo.errors import RunInterrupted
-from rondo.runs.assemble import assemble
-from rondo.runs.assembly import Assembly
+from rondo.runs.assembling.assemble import assemble
+from rondo.runs.assembling.assembly import Assembly
 from small_gguf import write_llama
 from small_runs import copy_of, reviews, save_tiny_bert, save_tiny_gpt2, settings, write_rows
 

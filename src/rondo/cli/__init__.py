@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rondo.cli import algorithms, compare, data, doctor, evaluate, report, reproduce, results, run, tune
+from rondo.cli import algorithms, compare, data, reproduce, results, run, tune
 from rondo.cli.app import app, main
 from rondo.cli.federate import federate
 from rondo.cli.privacy import privacy
@@ -15,9 +15,9 @@ _SHOWN: tuple[tuple[str, Callable[..., None]], ...] = (
     ("run", run.run),
     ("resume", run.resume),
     ("demo", run.demo),
-    ("watch", report.watch),
+    ("watch", results.watch),
     ("compare", compare.compare),
-    ("report", report.report),
+    ("report", results.report),
     ("tune", tune.tune),
     ("reproduce", reproduce.reproduce),
     ("init", run.init),
@@ -27,10 +27,10 @@ _SHOWN: tuple[tuple[str, Callable[..., None]], ...] = (
     ("show", algorithms.show),
     ("check", algorithms.check),
     ("export", results.export),
-    ("evaluate", evaluate.evaluate),
+    ("evaluate", results.evaluate),
     ("predict", results.predict),
     ("adapt", results.adapt),
-    ("doctor", doctor.doctor),
+    ("doctor", data.doctor),
 )
 """The commands, in the order of ``rondo --help``."""
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rondo.cli.completion import keys, methods, shown
+from rondo.cli.app import keys, methods, shown
 from rondo.cli.process import FAILED, user_errors
 
 _COLUMNS = (

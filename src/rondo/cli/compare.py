@@ -12,8 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rondo.cli.app import Device, Processes
-from rondo.cli.completion import listed_methods, settings
+from rondo.cli.app import Device, Processes, listed_methods, settings
 from rondo.cli.process import FAILED, quiet_libraries, repeated, stoppable, user_errors
 
 

@@ -1,4 +1,4 @@
-"""The command data."""
+"""The commands that look before a run: data and doctor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from rondo.cli.app import Sets
-from rondo.cli.process import quiet_libraries, user_errors
+from rondo.cli.process import FAILED, quiet_libraries, user_errors
 
 
 def data(
@@ -29,7 +29,7 @@ def data(
         from rondo.report.dealing import clients_table, lengths_line
         from rondo.report.rows import account
         from rondo.report.terminal import plain_console
-        from rondo.runs.assemble import deal
+        from rondo.runs.assembling.assemble import deal
 
         population, task = deal(settings)
         report = population.report
@@ -54,3 +54,21 @@ def data(
                 console.print(lengths_line("test rows", tests, settings.task.max_length))
         for line in account(report):
             console.print(line)
+
+
+def doctor() -> None:
+    """Look at this machine: versions, extras, threads, memory, disk, hub, each with what mends it. The page is for bug
+    reports: it has no paths, and no names of hosts, models or data. Exit code 1 for a fault."""
+    quiet_libraries()
+    from rondo import __version__
+    from rondo.doctor import look
+
+    print(f"rondo {__version__}")
+    marks = []
+    for finding in look():
+        print(finding.line(), flush=True)
+        marks.append(finding.mark)
+    counts = {mark: marks.count(mark) for mark in ("fault", "note")}
+    print(", ".join(f"{count} {mark}{'' if count == 1 else 's'}" for mark, count in counts.items()))
+    if counts["fault"]:
+        raise typer.Exit(FAILED)

@@ -23,10 +23,11 @@ from rondo.cli.federate_site import (
     by_hand,
     program,
     site,
+    site_keys,
+    site_peers,
     told,
 )
 from rondo.cli.federate_site import shown as shown_plan
-from rondo.cli.federate_site_keys import site_keys, site_peers
 from rondo.cli.process import shown, stoppable, user_errors
 from rondo.errors import ConfigError, headed, visible
 

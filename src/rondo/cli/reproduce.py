@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rondo.cli.app import Device, Processes
-from rondo.cli.completion import reproducible
+from rondo.cli.app import Device, Processes, reproducible
 from rondo.cli.process import USER_ERROR, quiet_libraries, repeated, stoppable, user_errors
 from rondo.errors import headed
 

@@ -11,8 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rondo.cli.app import AllowCode, Device, Sets
-from rondo.cli.completion import one_of, papers
+from rondo.cli.app import AllowCode, Device, Sets, one_of, papers
 from rondo.cli.process import FAILED, quiet_libraries, shown, user_errors
 from rondo.cli.results import exported
 from rondo.errors import ConfigError, headed

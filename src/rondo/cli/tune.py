@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rondo.cli.app import Device, Processes
-from rondo.cli.completion import entries, listed_methods, settings
+from rondo.cli.app import Device, Processes, entries, listed_methods, settings
 from rondo.cli.process import quiet_libraries, repeated, stoppable, user_errors
 from rondo.errors import headed
 

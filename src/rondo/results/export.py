@@ -17,7 +17,7 @@ from rondo.privacy.guarantee import of_model
 from rondo.records import durable
 from rondo.records.directory import RunDirectory
 from rondo.results.reopen import Reopened, reopen
-from rondo.runs.assemble import assemble
+from rondo.runs.assembling.assemble import assemble
 from rondo.runs.card import Facts, card, save
 from rondo.tasks.task import Batch
 

@@ -15,8 +15,8 @@ from rondo.models.forms.generation import Generation
 from rondo.models.forms.outline import look
 from rondo.records.directory import RunDirectory
 from rondo.results.reopen import handed_over, is_result
-from rondo.runs.device import find_device
-from rondo.runs.given import NOTHING
+from rondo.runs.assembling.device import find_device
+from rondo.runs.assembling.given import NOTHING
 from rondo.tasks.row_checks import UnusableRows
 
 _SOURCE, _DATA = "rondo predict", "--data"

@@ -25,8 +25,8 @@ from rondo.models.networks.network import Base
 from rondo.params import Params
 from rondo.records.directory import RunDirectory
 from rondo.records.manifest import OPEN_ANYWAY, must_equal, recorded
-from rondo.runs.assemble import assemble
-from rondo.runs.assembly import Assembly
+from rondo.runs.assembling.assemble import assemble
+from rondo.runs.assembling.assembly import Assembly
 from rondo.runs.card import CONFIG, RECORD
 from rondo.runs.storage import checkpoint
 from rondo.runs.storage.checkpoint import Checkpoint

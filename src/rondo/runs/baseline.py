@@ -11,8 +11,8 @@ from rondo.algorithms.wrappers.robust import Robust
 from rondo.algorithms.wrappers.server_optimizer import ServerStep
 from rondo.config.schema import AdmissionConfig, FaultsConfig
 from rondo.engine.scoring import spread
-from rondo.runs.assembly import Assembly
-from rondo.runs.private import rehearsal
+from rondo.runs.assembling.assembly import Assembly
+from rondo.runs.assembling.private import rehearsal
 
 
 def local_only(assembly: Assembly, stop: threading.Event | None) -> dict[str, Any]:

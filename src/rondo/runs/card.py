@@ -19,7 +19,7 @@ from rondo.models.networks.network import Base
 from rondo.params import Params
 from rondo.records.directory import to_toml
 from rondo.report.terminal import score_rows
-from rondo.runs.assembly import Assembly
+from rondo.runs.assembling.assembly import Assembly
 
 CONFIG = "rondo.toml"
 """The configuration of the run, in the folder of each result."""

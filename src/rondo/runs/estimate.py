@@ -16,9 +16,9 @@ from rondo.engine.client.memory import freed_memory_kept
 from rondo.privacy.sums.sampling import sample
 from rondo.records.summary import totals
 from rondo.report.terminal import human_bytes
-from rondo.runs.assemble import assemble
-from rondo.runs.assembly import Assembly
-from rondo.runs.private import rehearsal
+from rondo.runs.assembling.assemble import assemble
+from rondo.runs.assembling.assembly import Assembly
+from rondo.runs.assembling.private import rehearsal
 
 _ROUNDS = 2
 """Rounds that are tried: methods that take turns send other tensors in the second."""

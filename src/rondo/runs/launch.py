@@ -22,12 +22,12 @@ from rondo.records.directory import RunDirectory
 from rondo.records.durable import written
 from rondo.records.manifest import RESUME_ANYWAY, environment, must_equal, recorded
 from rondo.runs.again import clear
-from rondo.runs.assembly import Assembly
+from rondo.runs.assembling.assembly import Assembly
+from rondo.runs.assembling.wrapping import make_algorithm
 from rondo.runs.loop import Onlooker, Runner
 from rondo.runs.tracking.observer import tracked
 from rondo.runs.watching.result import RunResult
 from rondo.runs.workers.places import KEYS
-from rondo.runs.wrapping import make_algorithm
 
 
 @dataclass(frozen=True)

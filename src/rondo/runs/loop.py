@@ -25,10 +25,10 @@ from rondo.records.directory import RunDirectory
 from rondo.records.durable import Journal, written
 from rondo.records.summary import best_so_far, totals
 from rondo.report import pictures
-from rondo.runs.assembly import Assembly, Federation, Start
+from rondo.runs.assembling.assembly import Assembly, Federation, Start
+from rondo.runs.assembling.private import protection
 from rondo.runs.baseline import local_only
 from rondo.runs.card import Facts, card, save
-from rondo.runs.private import protection
 from rondo.runs.samples import answered, sample_scores, samples
 from rondo.runs.storage import checkpoint
 from rondo.runs.storage.checkpoint import Checkpoint

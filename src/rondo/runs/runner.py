@@ -22,13 +22,13 @@ from rondo.errors import ConfigError, headed
 from rondo.records.directory import RunDirectory
 from rondo.records.manifest import must_equal, rows_of
 from rondo.runs import again, launch
-from rondo.runs.assemble import assemble
-from rondo.runs.assembly import Assembly
-from rondo.runs.given import Given
+from rondo.runs.again import check_taken
+from rondo.runs.assembling.assemble import assemble
+from rondo.runs.assembling.assembly import Assembly
+from rondo.runs.assembling.given import Given
 from rondo.runs.launch import Stopped, locked
 from rondo.runs.loop import Onlooker
 from rondo.runs.samples import check_samples
-from rondo.runs.taken import check_taken
 from rondo.runs.watching.logger import logged
 from rondo.runs.watching.progress import Quiet, bars_in_notebook, in_notebook, progress
 from rondo.runs.watching.result import RunResult

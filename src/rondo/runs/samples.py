@@ -12,7 +12,7 @@ from rondo.models.forms.generation import Generation
 from rondo.models.forms.model import NetworkPredictor
 from rondo.models.networks.network import Base
 from rondo.params import Params
-from rondo.runs.assembly import Assembly
+from rondo.runs.assembling.assembly import Assembly
 
 
 def check_samples(assembly: Assembly) -> None:

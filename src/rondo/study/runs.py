@@ -29,8 +29,8 @@ from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, DiskFailed, RunStopped
 from rondo.records import durable
 from rondo.records.directory import RunDirectory, as_written, to_toml
-from rondo.runs.given import NOTHING, Given
-from rondo.runs.taken import OTHER_FOLDER, check_taken
+from rondo.runs.again import OTHER_FOLDER, check_taken
+from rondo.runs.assembling.given import NOTHING, Given
 
 if TYPE_CHECKING:
     from rondo.engine.transport import Observer

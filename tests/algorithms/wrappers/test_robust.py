@@ -36,7 +36,7 @@ from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS, ServerStep
 from rondo.config import ConfigError, load
 from rondo.lowrank import LowRank
 from rondo.params import everything
-from rondo.runs.wrapping import make_algorithm
+from rondo.runs.assembling.wrapping import make_algorithm
 from rondo.testing.testbed import TwoLayers
 
 Vectors = NDArray[np.float64]

@@ -32,7 +32,7 @@ from rondo.engine.transport import Answer
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.shortcuts.choose import split_off
 from rondo.params import Packed, Params
-from rondo.runs.wrapping import with_policies
+from rondo.runs.assembling.wrapping import with_policies
 from rondo.tasks.language.causal_lm import CausalLM
 from rondo.tasks.language.text import TextExample, TextTask
 from tiny_federation import HEADS, HEADS_OF_KINDS, POISON, Task

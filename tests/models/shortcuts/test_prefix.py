@@ -29,7 +29,7 @@ from rondo.models.networks.network import rounding
 from rondo.models.shortcuts.choose import first_token_only
 from rondo.models.shortcuts.prefix import Prefix, ShortcutRefused
 from rondo.params import Params, add_client_axis
-from rondo.runs.assemble import assemble
+from rondo.runs.assembling.assemble import assemble
 from rondo.tasks.language.causal_lm import CausalLM
 from rondo.tasks.language.sequences import SequenceClassification
 from rondo.tasks.language.text import TextExample

@@ -18,9 +18,9 @@ from rondo.config.schema import PrivacyConfig
 from rondo.engine.client.trainer import CohortTrainer
 from rondo.params import Params, add_client_axis
 from rondo.privacy.steps import private_step
-from rondo.runs.assemble import assemble
-from rondo.runs.assembly import Assembly
-from rondo.runs.given import Given
+from rondo.runs.assembling.assemble import assemble
+from rondo.runs.assembling.assembly import Assembly
+from rondo.runs.assembling.given import Given
 from small_runs import settings
 
 PRIVACY = {"adversary": "server", "unit": "example", "clip": 0.5, "noise": 0.0, "delta": 1e-5, "debug_seed": 0}

@@ -17,8 +17,8 @@ from rondo.config import ConfigError, load
 from rondo.errors import RunInterrupted
 from rondo.records.directory import RunDirectory
 from rondo.runs import launch
-from rondo.runs.assemble import assemble
-from rondo.runs.given import Given
+from rondo.runs.assembling.assemble import assemble
+from rondo.runs.assembling.given import Given
 from rondo.runs.loop import Onlooker, Runner
 from rondo.runs.watching.progress import Quiet
 from rondo.runs.workers.places import Hand, Order, check, facts

@@ -13,7 +13,7 @@ from rondo.data.labels import MOST, disagreement, merged
 from rondo.errors import ConfigError, Problem
 from rondo.federation.server.remote_run import loaded, plan_of
 from rondo.federation.server.sites import Sites
-from rondo.runs.assembly import Assembly
+from rondo.runs.assembling.assembly import Assembly
 
 _SHOWN = 5
 """Most sites in a line."""

@@ -35,12 +35,11 @@ from rondo.federation.server.sites import Sites
 from rondo.params import Params
 from rondo.privacy.sums.form import fixed_point
 from rondo.privacy.sums.sum import Sum
-from rondo.runs import server_tests
-from rondo.runs.assemble import assemble, looked
-from rondo.runs.assembly import Assembly, Federation, Start
-from rondo.runs.private import Protection
+from rondo.runs.assembling.assemble import assemble, looked, rows_of_tests, test_files, with_tests
+from rondo.runs.assembling.assembly import Assembly, Federation, Start
+from rondo.runs.assembling.private import Protection
+from rondo.runs.assembling.wrapping import compressed, make_algorithm
 from rondo.runs.samples import check_samples
-from rondo.runs.wrapping import compressed, make_algorithm
 from rondo.tasks.make import task_class
 from rondo.tasks.row_checks import value_name, value_problem
 
@@ -172,7 +171,7 @@ def _check_unlabelled(config: RunConfig, clients: Collection[str]) -> None:
     of the sites. Raises :class:`ConfigError`."""
     algorithm = make_algorithm(config)
     column, names = config.task.label or "", {"0": None, "1": None}
-    for key, file in server_tests.files_of(config).items():
+    for key, file in test_files(config).items():
         table = read_rows(file, key, Room.of(config.data))
         values = {value_name(row[column]): None for row in table if value_problem(row, 0, column) is None}
         other_rows(config, file, tuple(values), key=key)
@@ -192,8 +191,8 @@ def _check_unlabelled(config: RunConfig, clients: Collection[str]) -> None:
 
 def loaded(config: RunConfig, device: str, labels: tuple[str, ...]) -> Assembly:
     """The run without clients, its model and its test sets loaded. Raises :class:`ConfigError`."""
-    rows = server_tests.read(config, labels)  # before the model, which may take minutes
-    assembly = server_tests.tested(assemble(config, device, labels=labels, with_rows=False), rows)
+    rows = rows_of_tests(config, labels)  # before the model, which may take minutes
+    assembly = with_tests(assemble(config, device, labels=labels, with_rows=False), rows)
     population = assembly.population
     report = {**_report(len(population.test), labels), **population.report}
     assembly = replace(assembly, population=replace(population, report=report))

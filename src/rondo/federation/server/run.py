@@ -43,7 +43,7 @@ from rondo.records.directory import RunDirectory
 from rondo.records.durable import written
 from rondo.records.manifest import must_equal, tests_of
 from rondo.runs import launch
-from rondo.runs.device import find_device
+from rondo.runs.assembling.device import find_device
 from rondo.runs.launch import locked
 from rondo.runs.loop import Onlooker
 from rondo.runs.watching.progress import Quiet

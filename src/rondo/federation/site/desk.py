@@ -29,7 +29,7 @@ from rondo.federation.site.ledger import SiteLedger
 from rondo.federation.site.seat import Seat
 from rondo.federation.site.sums import Sums
 from rondo.records import durable
-from rondo.runs.assembly import Assembly
+from rondo.runs.assembling.assembly import Assembly
 
 _BEAT = 2.0
 """Seconds between the moments at which a refusal leaves that comes after rows were read: its time would tell of

@@ -30,9 +30,9 @@ from rondo.federation.site.ledger import SiteLedger
 from rondo.federation.site.sums import of_sum
 from rondo.federation.site.term import Term
 from rondo.params import num_bytes
-from rondo.runs.assemble import assemble
-from rondo.runs.assembly import Assembly
-from rondo.runs.given import Given
+from rondo.runs.assembling.assemble import assemble
+from rondo.runs.assembling.assembly import Assembly
+from rondo.runs.assembling.given import Given
 
 
 class Declined(Exception):

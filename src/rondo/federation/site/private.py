@@ -16,7 +16,7 @@ from rondo.federation.site.term import Term
 from rondo.privacy.accounts.account import Steps
 from rondo.privacy.mechanism.draws import Draws
 from rondo.privacy.steps.planned import private_steps
-from rondo.runs.assembly import Assembly
+from rondo.runs.assembling.assembly import Assembly
 from rondo.tasks.row_checks import value_name
 
 

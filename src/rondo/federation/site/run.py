@@ -25,7 +25,7 @@ from rondo.federation.site.line.connection import TurnedAway, Unreachable
 from rondo.federation.site.line.reaching import AGAIN, address_of, await_server
 from rondo.federation.site.line.supernode import SuperNode, TooLarge
 from rondo.records import durable
-from rondo.runs.device import find_device
+from rondo.runs.assembling.device import find_device
 
 _PAUSE, _WITHHELD = 0.05, 60.0
 """Seconds between questions for letters, which the server holds back while there is none; and between looks whether

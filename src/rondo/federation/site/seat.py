@@ -33,7 +33,7 @@ from rondo.privacy.accounts.account import Entry
 from rondo.privacy.accounts.rows import counted_by_the_server
 from rondo.privacy.masking.session import Refused
 from rondo.process import on_threads
-from rondo.runs.assembly import Assembly
+from rondo.runs.assembling.assembly import Assembly
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from rondo.models.networks.network import Network
 from rondo.params import AUXILIARY_PREFIX, HEAD_PREFIX, Params, Role, module_of, num_bytes, role
 from rondo.report.terminal import human_bytes
 from rondo.roles import PACKED_PREFIXES
-from rondo.runs.assembly import Assembly
+from rondo.runs.assembling.assembly import Assembly
 from rondo.tasks.make import task_class
 from rondo.tasks.row_checks import columns
 

@@ -18,10 +18,10 @@ from rondo.engine.simulation import Common, InProcess, decode_job, encode_answer
 from rondo.errors import Problem
 from rondo.records.directory import to_toml
 from rondo.records.manifest import environment, must_equal, rows_of
-from rondo.runs.assemble import assemble
-from rondo.runs.assembly import Assembly
-from rondo.runs.device import find_device
-from rondo.runs.given import Given
+from rondo.runs.assembling.assemble import assemble
+from rondo.runs.assembling.assembly import Assembly
+from rondo.runs.assembling.device import find_device
+from rondo.runs.assembling.given import Given
 from rondo.runs.workers.ray import RayWorkers, ray_workers
 
 _REMEDY = Problem("simulation.engine", "every machine of the cluster needs the same packages, data and model")

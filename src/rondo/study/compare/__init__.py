@@ -20,7 +20,7 @@ from rondo.config.load import Source, listed
 from rondo.data.files.tables import Table
 from rondo.errors import ConfigError
 from rondo.records.words import trained as trained
-from rondo.runs.given import Given
+from rondo.runs.assembling.given import Given
 from rondo.study.compare.carrying import Observed, observed
 from rondo.study.compare.carrying import carry_out as carry_out
 from rondo.study.compare.comparison import Comparison as Comparison

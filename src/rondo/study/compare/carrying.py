@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from rondo.errors import ConfigError, Problem
 from rondo.records.directory import RunDirectory, as_written
-from rondo.runs.given import NOTHING, Given
+from rondo.runs.assembling.given import NOTHING, Given
 from rondo.study.compare.comparison import Comparison
 from rondo.study.compare.numbers import Question, numbers
 from rondo.study.compare.places import Settled, check_dealt, folder_of, place
@@ -61,7 +61,7 @@ def carry_out(
     does, and :class:`rondo.RunInterrupted` once ``stop`` is set. ``processes``, ``watch``: of
     :func:`rondo.study.runs.made`.
     """
-    from rondo.runs.device import find_device
+    from rondo.runs.assembling.device import find_device
     from rondo.study.parallel import check_processes
 
     variants = [_with_personal_scores(variant, _made(variant)) for variant in _checked(variants)]
@@ -112,7 +112,7 @@ def _checked(variants: Sequence[Variant]) -> Sequence[Variant]:
 
 
 def _made(variant: Variant) -> Algorithm[Any]:
-    from rondo.runs.wrapping import make_algorithm
+    from rondo.runs.assembling.wrapping import make_algorithm
 
     return make_algorithm(variant.config)
 

@@ -12,7 +12,7 @@ from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError
 from rondo.records import durable
 from rondo.records.directory import RunDirectory, to_toml
-from rondo.runs.given import NOTHING, Given
+from rondo.runs.assembling.given import NOTHING, Given
 from rondo.study.compare.variants import Variant
 
 

@@ -7,8 +7,8 @@ import torch
 
 from rondo.config import load
 from rondo.errors import ConfigError
-from rondo.runs.assemble import assemble
-from rondo.runs.device import find_device
+from rondo.runs.assembling.assemble import assemble
+from rondo.runs.assembling.device import find_device
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_device_with_an_index_becomes_the_current_one(monkeypatch: pytest.Monkey
     def no_data(*_: object) -> None:
         raise ConfigError.at("data", "the device comes first")
 
-    monkeypatch.setattr("rondo.runs.assemble.load_source", no_data)
+    monkeypatch.setattr("rondo.runs.assembling.assemble.load_source", no_data)
     for name in ("cuda", "cuda:1", "mps", "cpu"):
         with pytest.raises(ConfigError, match="the device comes first"):
             assemble(load({}), name)

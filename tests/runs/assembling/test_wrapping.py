@@ -14,7 +14,7 @@ from rondo.algorithms.wrappers.shared_head import SharedHead
 from rondo.config import load
 from rondo.errors import ConfigError
 from rondo.params import Select, buffer, head
-from rondo.runs.wrapping import _no_gradient_step, make_algorithm, with_policies, wrapped
+from rondo.runs.assembling.wrapping import _no_gradient_step, make_algorithm, with_policies, wrapped
 
 HEAD, BODY, BUFFER = "head:out.weight", "first.weight", "buffer:first.mean"
 

@@ -1,4 +1,5 @@
-"""A run with everything loaded: its server, its clients and its scores."""
+"""A run with everything loaded: its server, its clients and its scores, and the place of a run whose clients
+are all on this machine."""
 
 from __future__ import annotations
 
@@ -17,14 +18,16 @@ from rondo.algorithm import Algorithm, HeadPolicy, Round
 from rondo.config.checks import own_names
 from rondo.config.schema import RunConfig
 from rondo.data.population import Population
+from rondo.engine.client.cohorts import Cohorts, cohort_threads, one_cohort
 from rondo.engine.client.fitting import Fitting
 from rondo.engine.client.flops import Flops
 from rondo.engine.client.local_round import LocalRound
-from rondo.engine.faults import in_training
+from rondo.engine.client.memory import activation_bytes
+from rondo.engine.faults import Rehearsal, are_rehearsed, in_training
 from rondo.engine.scoring import Scorer
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.server.rounds import Server, first_state
-from rondo.engine.simulation import Workers
+from rondo.engine.simulation import ByWorkers, Crew, InProcess, Simulation, Workers
 from rondo.engine.transport import Transport
 from rondo.engine.wire.envelope import Identity
 from rondo.engine.wire.parcel import StartVersions
@@ -33,7 +36,7 @@ from rondo.models.shortcuts.prefix import Prefix
 from rondo.params import Params
 from rondo.privacy.accounts.rows import RowAccount, counted_by_the_server
 from rondo.privacy.sums.sum import Sum
-from rondo.runs.private import Protection
+from rondo.runs.assembling.private import Protection
 from rondo.tasks.task import Task
 
 S = TypeVar("S", bound=Scorer)
@@ -218,3 +221,46 @@ class Assembly:
     ) -> Federation:
         """The run's federation before its first round. ``kept``: tensors that clients keep."""
         return self.place.federation(self, start, kept, protection, stop, workers)
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """The rows of all clients are on this machine. Clients train in this process, or at workers."""
+
+    simulated: bool = True
+
+    def start(self, run: Assembly) -> Start:
+        """Make the first state and measure a training step. A resumed run measures from its first state too, so that
+        its cohorts are those of the run that was stopped."""
+        network, first = run.model.network, run.first_state()
+        seen, _ = run.scorer({}).newcomer(first, run.round(0))
+        with one_cohort(network):
+            return Start(first, activation_bytes(network, run.task, seen, run.population.sample(2)))
+
+    def federation(
+        self,
+        run: Assembly,
+        start: Start,
+        kept: MutableMapping[str, Params],
+        protection: Protection,
+        stop: threading.Event | None,
+        workers: Workers | None,
+    ) -> Federation:
+        """A simulated federation before its first round. ``kept`` holds tensors that clients keep."""
+        network, config = run.model.network, run.config
+        run.keep_tests()
+        scorer = run.scorer(kept)
+        devices = 1 if workers is None else workers.devices
+        threads = cohort_threads(network)
+        cohorts = Cohorts(network, run.task, run.population, config, start.bytes_per_cost, threads, devices)
+        crew: Crew
+        if workers is None:
+            crew = InProcess(run.population, run.local_round(kept, stop))
+        else:
+            crew = ByWorkers(workers, kept, stop)
+        identity = Identity("simulation", run.model_sha256)
+        transport: Transport = Simulation(crew, cohorts)
+        if are_rehearsed(config):
+            transport = Rehearsal(transport, config, identity)
+        server = run.server(transport, protection.sum, protection.rows, identity, start.state, kept)
+        return Federation(server, scorer)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rondo.runs.collector import collector_paused
+from rondo.runs.assembling.assemble import collector_paused
 
 
 class Node:

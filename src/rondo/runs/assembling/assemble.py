@@ -1,9 +1,13 @@
-"""From a configuration to a run, in one straight sequence."""
+"""From a configuration to a run, in one straight sequence; and the test sets of a federation's server, which has files
+of its own and no rows of clients."""
 
 from __future__ import annotations
 
+import gc
 import importlib.util
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
@@ -14,10 +18,11 @@ from rondo import algorithms, own_code
 from rondo.algorithm import Algorithm
 from rondo.config.checks import BUILTINS, data_source
 from rondo.config.schema import RunConfig
-from rondo.data.client_rows import Dealt, deal_rows, resolved
+from rondo.data.client_rows import Dealt, deal_rows, other_rows, resolved
+from rondo.data.files.tables import Rows
 from rondo.data.labels import find_labels
 from rondo.data.named_columns import check_columns
-from rondo.data.population import Population, build
+from rondo.data.population import Population, build, nothing_left
 from rondo.data.sources import Source
 from rondo.data.sources import load as load_source
 from rondo.engine.client.cohorts import one_cohort
@@ -33,14 +38,12 @@ from rondo.models.shortcuts.choose import SAMPLE
 from rondo.params import adapted_modules, head
 from rondo.privacy.sums.form import fixed_point
 from rondo.process import computes
-from rondo.runs.assembly import Assembly
-from rondo.runs.collector import collector_paused
-from rondo.runs.device import find_device
-from rondo.runs.given import NOTHING, Given
-from rondo.runs.simulated import Simulated
-from rondo.runs.wrapping import compressed, make_algorithm, wrapped
+from rondo.runs.assembling.assembly import Assembly, Simulated
+from rondo.runs.assembling.device import find_device
+from rondo.runs.assembling.given import NOTHING, Given
+from rondo.runs.assembling.wrapping import compressed, make_algorithm, wrapped
 from rondo.tasks.make import task_class
-from rondo.tasks.task import Task
+from rondo.tasks.task import Example, Task
 
 
 def assemble(
@@ -230,3 +233,62 @@ def _must_score(run: Assembly) -> None:
     if evaluation.patience and getattr(evaluation, wanted) == 0:
         message = f"no round but the last is scored, so the run cannot end early: set evaluation.{wanted}"
         raise ConfigError.at("evaluation.patience", message)
+
+
+_OWN = 10_000
+"""Python 3.12 freezes some hundreds of its own objects. More frozen objects than this were frozen by the program; do
+not unfreeze them."""
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Pause the garbage collector. It would look through the hundreds of thousands of objects of torch, transformers
+    and peft again and again, which takes a seventh of their import time."""
+    collecting, modules = gc.isenabled(), len(sys.modules)
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            if len(sys.modules) > modules and gc.get_freeze_count() < _OWN:
+                # Imported objects stay: move them to the old generation at once. If nothing was imported, new objects
+                # may soon be garbage: leave them young.
+                gc.freeze()
+                gc.unfreeze()
+            gc.enable()
+
+
+TEST, MORE = "test_examples_sha256", "more_tests"
+"""The keys of ``partition.json`` by which test sets are known again."""
+
+
+def test_files(config: RunConfig) -> dict[str, str]:
+    """The files of the test set and of more ones, by key."""
+    files = {} if config.data.test_source is None else {"data.test_source": config.data.test_source}
+    return files | {f"data.more_tests.{name}": file for name, file in config.data.more_tests.items()}
+
+
+def rows_of_tests(config: RunConfig, labels: tuple[str, ...]) -> dict[str, Rows]:
+    """The rows of these files, by key. Raises :class:`ConfigError`."""
+    return {key: other_rows(config, file, labels, key=key) for key, file in test_files(config).items()}
+
+
+def with_tests(assembly: Assembly, rows: Mapping[str, Rows]) -> Assembly:
+    """The run with test sets of ``rows``, on which its network is tried, and their digests in its report. Raises
+    :class:`ConfigError`, where no example is left of a set too."""
+    encoded = {key: tuple(assembly.task.encode(of_file)) for key, of_file in rows.items()}
+    for key, examples in encoded.items():
+        if not examples:
+            name = "test set" if key == "data.test_source" else f"test set {key.removeprefix('data.more_tests.')!r}"
+            raise nothing_left(assembly.config, assembly.task, len(rows[key]), f", and they are the whole {name}")
+    test = encoded.get("data.test_source", ())
+    more = {name: encoded[f"data.more_tests.{name}"] for name in assembly.config.data.more_tests}
+    digests: dict[str, Any] = {TEST: _digest(assembly.task, test)}
+    digests[MORE] = {name: {"examples_sha256": _digest(assembly.task, of_set)} for name, of_set in more.items()}
+    return tried(replace(assembly, population=Population({}, test, digests, more)))
+
+
+def _digest(task: Task, examples: Sequence[Example]) -> str:
+    store = task.store()
+    store.add(examples)
+    return store.sha256()
