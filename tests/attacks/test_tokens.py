@@ -215,7 +215,7 @@ def test_words_are_not_read_from_a_protected_upload(model: Path, mode: str, leng
     seen, noisy = victims(model, mode, length), victims(model, mode, length, private=True)
     aucs = [seen.auc(_masked(seen)), seen.auc(_released), noisy.auc(_bare)]
     print(mode, length, aucs)
-    assert all(0.45 <= auc <= 0.55 for auc in aucs)
+    assert aucs == pytest.approx([0.5] * 3, abs=0.05)
 
 
 def _whole(changes: Params) -> Tensor:
@@ -249,4 +249,4 @@ def test_words_are_rebuilt_from_a_bare_upload_alone(model: Path) -> None:
     protected = [seen.recall(_masked(seen), 5), seen.recall(_released, 5), noisy.recall(_bare, 5)]
     print(bare, protected)
     assert bare > 0.9
-    assert all(share <= 2 / WORDS for share in protected)
+    assert max(protected) <= 2 / WORDS

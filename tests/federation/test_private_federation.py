@@ -116,7 +116,8 @@ def test_key_of_the_noise_is_in_no_letter(folder: Path, tmp_path: Path) -> None:
     assert len([said for said in status_lines(tmp_path / "run") if said.startswith(guarantee)]) == 1
     sites = [said for said in line.told if "protection: " in said]
     assert len(sites) == 2
-    assert all(s.endswith("noise of the server alone, against who reads the released model") for s in sites)
+    ending = "noise of the server alone, against who reads the released model"
+    assert [s for s in sites if not s.endswith(ending)] == []
     # The server's own test file is scored, since no row of a site is here.
     both = rondo.evaluate(tmp_path / "run", device="cpu")
     scores = both["test"]

@@ -78,7 +78,7 @@ def test_page_loads_nothing() -> None:
     }
     assert "src" not in held
     assert "style" not in held
-    assert all((a.get("href") or "#").startswith("#") for _, a in found)
+    assert [a["href"] for _, a in found if not (a.get("href") or "#").startswith("#")] == []
 
 
 def test_hostile_texts_stay_texts() -> None:
@@ -88,7 +88,7 @@ def test_hostile_texts_stay_texts() -> None:
     assert [a for _, a in parsed.found if any(key.startswith("on") for key in a)] == []
     assert [tag for tag, _ in parsed.found].count("script") == 2
     assert "\u2028" not in re.findall(r'id="data">(.*?)</script>', text, re.S)[0]
-    assert any(HOSTILE[:30] in shown for shown in parsed.texts)
+    assert HOSTILE[:30] in "\n".join(parsed.texts)
     text.encode("utf-8")
     assert "\x07" not in text
 

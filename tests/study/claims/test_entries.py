@@ -39,7 +39,7 @@ def test_entry_comes_to_its_verdict_and_keeps_it(tmp_path: Path) -> None:
     assert "alternating is nearer" in said
     assert ", seen\n" in said
     lines = page(tmp_path / "out")
-    assert any("**seen**: above zero, and at least half" in line for line in lines)
+    assert "**seen**: above zero, and at least half" in "\n".join(lines)
     table = (tmp_path / "out" / "pages" / "all.md").read_text(encoding="utf-8")
     assert "[alternating is nearer](own.md) | 0.2 (none) |" in table
     assert (tmp_path / "out" / "pages" / "own.png").read_bytes().startswith(b"\x89PNG")
@@ -246,7 +246,7 @@ def test_run_that_stops_counts_with_its_last_score_and_is_named(tmp_path: Path) 
     decided(path, tmp_path / "out")
     stopped = json.loads((tmp_path / "out" / "own" / "stopped.json").read_text(encoding="utf-8"))
     assert [name.partition("-seed")[0] for name in stopped] == ["wild", "wild"]
-    assert any("stopped and counts with its last score" in line for line in page(tmp_path / "out"))
+    assert "stopped and counts with its last score" in "\n".join(page(tmp_path / "out"))
 
 
 @pytest.mark.parametrize(
