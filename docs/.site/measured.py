@@ -36,13 +36,13 @@ HEAD = """# Methods, measured
 Bytes of real runs, and the verdicts on claims that name a method. The formulas of the bytes, the properties and the
 papers are in [the methods](../methods.md).
 
-**Bytes**: kilobytes of tensors per client in each of four rounds of one run, up and down: MiniLM (six layers of 384),
-rank 8 on query and value, a head of two classes that travels unless the method keeps it, four clients, all in every
-round. A client is sent what it lacks, which is nothing in the first round of most methods. The numbers depend on shapes
-alone. A method with a period longer than four rounds sends more in some later round.
+**Bytes**: kilobytes of tensors per client in each of four rounds of one run, up and down. The model is MiniLM (six layers
+of 384) with rank 8 on query and value. Its head of two classes travels unless the method keeps it. Four clients take part in
+every round. A client receives what it lacks, which is nothing in the first round of most methods. The numbers depend only on
+shapes. A method with a period longer than four rounds sends more in some later round.
 
 **Verdicts**: numbers of [claims of the papers](../results/README.md) in which a run of the method takes part, on either
-side of the comparison. So a verdict is said of a claim, and not of a method.
+side of the comparison. So a verdict is about a claim, and not about a method.
 
 | method | kB up, rounds 1 to 4 | kB down, rounds 1 to 4 | seen | smaller | not seen here | open | not as stated |
 |---|---|---|---|---|---|---|---|
@@ -53,7 +53,7 @@ bytes here. Every formula on the other page is checked against what is sent, by 
 ([`rondo.testing`](testing.md)).
 
 This page is written by `docs/.site/measured.py`, from a measurement of 2026-11-26 (seed 0) and the facts behind the
-claims' table. `tests/docs/test_measured.py` fails if it is not.
+claims' table.
 """
 
 

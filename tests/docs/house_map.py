@@ -35,8 +35,10 @@ def text() -> str:
     rooms = sorted(p for p in source.iterdir() if (p / "__init__.py").is_file())
     rows = [f"| `{room.name}` | {purpose(room / '__init__.py')} | {files(room)} |\n" for room in rooms]
     alone = [p for p in sorted(source.glob("*.py")) if p.stem != "__init__"]
-    kept = "; ".join(f"`{p.stem}`: {purpose(p)[:1].lower()}{purpose(p)[1:]}" for p in alone)
-    return f"{HEAD}{''.join(rows)}\nBeside the rooms, what all of them share: {kept}.\n"
+    shared = [f"| `{file.stem}` | {purpose(file)} |\n" for file in alone]
+    return (
+        f"{HEAD}{''.join(rows)}\nFiles that all rooms share:\n\n| file | what it is for |\n|---|---|\n{''.join(shared)}"
+    )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ RULES = {
     '"available" for "to be had"': r"\bto be had\b",
     "a plainer word": r"\b(?:who(?:so)?ever|anew|whatever)\b",
     "repeat the noun": r"\bthose (?:that|who|which|whose|of)\b|\b(?:than|as|from|of|with|to|is|by|and) that of\b",
-    '"if" or "when" for "where"': r"(?:^|[.:;] )Where\b|\b(?:only|except) where\b|\bwhere (?:it|they|this|there)\b",
+    '"if" or "when" for "where"': r"(?:^|[.:;] )Where\b|\b(?:only|except) where\b|\bwhere (?:it|they|there) (?!w)",
 }
 TESTS = {"a test's name": r"\btests/\w|\btest_\w+\.py\b|\btest(?:_[a-z]+){5}"}
 DEVELOPERS = ("CONTRIBUTING.md", "docs/reliability.md", "docs/dev/")
