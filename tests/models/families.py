@@ -390,13 +390,15 @@ def save(family: Family, kind: Kind, folder: Path) -> Path:
 
 
 def table() -> list[str]:
-    """The rows of the table in docs/models.md."""
-    rows = ["| family | classification | language model | sequence to sequence | clients | note |", "|---" * 6 + "|"]
+    """The rows of the table in docs/models.md. Families of which the same holds share one."""
+    rows = ["| families | classification | language model | sequence to sequence | clients | note |", "|---" * 6 + "|"]
+    alike: dict[tuple[str, ...], list[str]] = {}
     for name, family in FAMILIES.items():
         allowed = map(_allowed, (family.classifies, family.speaks, family.writes))
-        cells = [*allowed, _clients(family), family.note]
-        rows.append(f"| {' | '.join([name, *cells])} |".replace("|  |", "| |"))
-    return rows
+        alike.setdefault((*allowed, _clients(family), family.note), []).append(name)
+    return rows + [
+        f"| {' | '.join([', '.join(names), *cells])} |".replace("|  |", "| |") for cells, names in alike.items()
+    ]
 
 
 def what_works() -> list[str]:
@@ -416,18 +418,13 @@ SHORTCUTS = get_args(Shortcut)
 
 
 def rows_of_shortcuts() -> list[str]:
-    """The second table in docs/models.md, and the reasons below it."""
-    rows = [f"| family | task | {' | '.join(SHORTCUTS)} |", "|---" * (len(SHORTCUTS) + 2) + "|"]
-    reasons: dict[tuple[str, str], dict[str, None]] = {}
+    """The second table in docs/models.md: families whose shortcuts are the same share a row."""
+    rows = [f"| families | task | {' | '.join(SHORTCUTS)} |", "|---" * (len(SHORTCUTS) + 2) + "|"]
+    alike: dict[tuple[str, ...], list[str]] = {}
     for name, family in FAMILIES.items():
         for kind, refused in family.shortcuts.items():
-            rows.append(f"| {name} | {kind} | {' | '.join('no' if s in refused else 'yes' for s in SHORTCUTS)} |")
-            for shortcut, reason in refused.items():
-                reasons.setdefault((shortcut, reason), {})[name] = None
-    rows += ["", 'Where it is "no", `manifest.json` has the reason:', ""]
-    for (shortcut, reason), names in sorted(reasons.items(), key=lambda item: SHORTCUTS.index(item[0][0])):
-        rows.append(f"- {shortcut}, {', '.join(names)}: {reason}")
-    return rows
+            alike.setdefault((kind, *("no" if s in refused else "yes" for s in SHORTCUTS)), []).append(name)
+    return rows + [f"| {' | '.join([', '.join(names), *cells])} |" for cells, names in alike.items()]
 
 
 def _allowed(outcomes: tuple[Outcome, Outcome]) -> str:
