@@ -296,11 +296,11 @@ def light_site(folder: Path, name: str, port: int, size: int) -> None:
     from rondo.federation.identity.keys import SiteKeys
     from rondo.federation.letter import kind_of
     from rondo.federation.plan import Consent
-    from rondo.federation.site.line.supernode import Refused, SuperNode, Unreachable
+    from rondo.federation.site.line.supernode import SuperNode, TurnedAway, Unreachable
 
     own = SiteKeys.read(folder / "keys" / name)
     consent, reply = Consent({name: 10}).encode(), bytes(size)
-    with suppress(Refused, Unreachable), SuperNode(f"localhost:{port}", own.private_key, own.ca) as node:
+    with suppress(TurnedAway, Unreachable), SuperNode(f"localhost:{port}", own.private_key, own.ca) as node:
         while True:
             message = node.next()
             if message is None:
