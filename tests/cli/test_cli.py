@@ -341,7 +341,7 @@ def test_list_fits_a_narrow_terminal(invoke: Invoke, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("COLUMNS", "200")
     _, output = invoke("list")
     assert "linear, one rank" in output
-    assert "exact, whole: exact where whole tensors are trained alone" in output
+    assert "exact, whole: exact if whole tensors are trained alone" in output
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_list_says_what_defaults_leave_out(invoke: Invoke, name: str, words: str
     _, output = invoke("list")
     (line,) = (text for text in output.splitlines() if text.split()[:1] == [name])
     assert words in line
-    assert "clients with ranks of their own train at the run's scale, alpha / r" in output
+    assert "clients with different ranks train at the run's scale, alpha / r" in output
 
 
 @pytest.mark.parametrize("name", algorithms.names())

@@ -75,7 +75,7 @@ MAKE = ("make", "--server", "fed.example.org")
             "offline/ca/ca.key: no such file: bring the authority's key there for this command",
         ),
         (("renew", "--to", "half"), "half/server/server.crt: no such file"),
-        (("renew",), "--to: 'keys/server' is no folder; name one that rondo federate keys make wrote"),
+        (("renew",), "--to: 'keys/server' is not a folder; name one that rondo federate keys make wrote"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, tuple) else "",
 )

@@ -527,7 +527,7 @@ def request(**options: Any) -> bytes:
 @pytest.mark.parametrize(
     ("options", "reason", "words"),
     [
-        ({"protocol": 2}, "wrong_protocol", "2, where 1 is spoken"),
+        ({"protocol": 2}, "wrong_protocol", "2, and this side speaks 1"),
         ({"identity": Identity("x", "abc")}, "wrong_model", "the server's base model is abc, this client's "),
         ({"client": Client("bob", 4)}, "refused", "this is ann, not bob"),
     ],

@@ -191,7 +191,7 @@ def test_line_that_is_on_the_disk_before_its_state_counts(file: Path) -> None:
 def test_audit_that_is_no_file_stops_the_site(file: Path, make: Callable[[Path], None]) -> None:
     file.parent.mkdir()
     make(file)
-    with pytest.raises(Unwritten, match="is no file: move it away"):
+    with pytest.raises(Unwritten, match="is not a file: move it away"):
         Audit(file)
 
 

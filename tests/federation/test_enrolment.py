@@ -156,23 +156,23 @@ DECOMPOSED, COMPOSED = unicodedata.normalize("NFD", "Zürich"), unicodedata.norm
         (
             Enrolled("ST-Anna", KEYS[3], ("x",)),
             "name",
-            "'ST-Anna' is there already but for case or Unicode form ('st-anna')",
+            "'ST-Anna' is there already except for case or Unicode form ('st-anna')",
         ),
         (
             Enrolled(DECOMPOSED, KEYS[3], ("x",)),
             "name",
-            f"is there already but for case or Unicode form ({COMPOSED!r})",
+            f"is there already except for case or Unicode form ({COMPOSED!r})",
         ),
-        (Enrolled("Strasse", KEYS[3], ("x",)), "name", "is there already but for case or Unicode form ('straße')"),
+        (Enrolled("Strasse", KEYS[3], ("x",)), "name", "is there already except for case or Unicode form ('straße')"),
         (
             Enrolled("s\N{FULLWIDTH LATIN SMALL LETTER T}-anna", KEYS[3], ("x",)),
             "name",
-            "but for case or Unicode form",
+            "except for case or Unicode form",
         ),
         (
             Enrolled("x", KEYS[3], ("WARD-2",)),
             "clients",
-            "'WARD-2' is there already but for case or Unicode form ('ward-2')",
+            "'WARD-2' is there already except for case or Unicode form ('ward-2')",
         ),
         (
             Enrolled("x", KEYS[3], ("ward-2",)),
@@ -223,7 +223,7 @@ def changed(**fields: Any) -> bytes:
     return json.dumps({key: value for key, value in tree.items() if value is not None}).encode()
 
 
-SENT_AWAY = ": holds a private key, which should never leave its site: whoever saw it can upload as that site. Delete"
+SENT_AWAY = ": holds a private key, which should never leave its site: anybody with it can upload as that site. Delete"
 HOSTILE: list[tuple[bytes, str]] = [
     (b"", ": the file is not JSON: "),
     (b"\xff\xfe", ": the file is not JSON: "),
@@ -235,7 +235,7 @@ HOSTILE: list[tuple[bytes, str]] = [
     (b"[]", ": the file is not a JSON object {...}; have the site send its request again, as it is"),
     (b'{"name": "x", "name": "y"}', ": 'name' is there 2 times in the file; have the site send its request"),
     (b'{"a": {"b": 1, "b": 2}}', ": 'b' is there 2 times in the file; "),
-    (b'{"a": Infinity}', ": the file is not JSON: Infinity is no JSON; "),
+    (b'{"a": Infinity}', ": the file is not JSON: Infinity is not JSON; "),
     (KEYS[0].encode(), ": the file is not JSON: "),
     (changed(name=None), ": 'name' is missing; "),
     (changed(clients=None), ": 'clients' is missing; "),
@@ -257,7 +257,7 @@ HOSTILE: list[tuple[bytes, str]] = [
     (changed(clients="x"), ".clients: should be a list [...], got 'x'"),
     (changed(clients=[]), ".clients: is empty; name at least one"),
     (changed(clients=["a", "\ud800"]), ".clients.1: should be a text in quotes without control characters"),
-    (changed(clients=["a", "A"]), ".clients: 'A' is there already but for case or Unicode form ('a')"),
+    (changed(clients=["a", "A"]), ".clients: 'A' is there already except for case or Unicode form ('a')"),
     (
         changed(clients=["a", "a"]),
         ".clients: 'a' is there already, at the site 'x'; have the site name each client once",

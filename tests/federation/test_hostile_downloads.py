@@ -206,7 +206,7 @@ def test_letter_beyond_the_limit_is_not_fetched(folder: Path, site: Apart, kind:
     server = Honest(message(random.Random(0).randbytes(40 * MB), kind))
     with serving(server, folder / "server") as port:
         told, peak, _ = site.asks(port, largest=12 * MB)
-        assert told == f"TooLarge: a letter of more than {12 * MB} bytes, where the site's owner allows no more"
+        assert told == f"TooLarge: a letter of more than {12 * MB} bytes, and the site's owner allows no more"
         assert server.asked.count("pull-object") == 1 + 3  # the array, and chunks of 5 MiB
         assert peak < 64 * MB
         told, peak, _ = site.asks(port, largest=40 * MB)
@@ -245,7 +245,7 @@ def test_site_tells_of_a_letter_beyond_the_limit_and_goes_on(tmp_path: Path, mon
                 assert not parties.errors
                 time.sleep(0.01)
             reason = Consent.decode(reply).refused if kind == "plan" else Reply.decode(reply).detail
-            too_large = "a letter of more than 10000 bytes, where the site's owner allows no more"
+            too_large = "a letter of more than 10000 bytes, and the site's owner allows no more"
             assert (reason == too_large) == (size > 10_000)
             assert (f"not taken: {too_large}" in parties.told) == (size > 10_000)
     finally:

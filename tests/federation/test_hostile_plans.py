@@ -132,7 +132,7 @@ def test_round_that_is_not_of_the_run(plan: Plan, request_: Request, tmp_path: P
     for scores in (False, True):
         reply = answered(here, replace(request_, round=replace(request_.round, **change), scores=scores))
         assert reply.reason == "refused"
-        assert "no round of this run" in reply.detail
+        assert "not a round of this run" in reply.detail
 
 
 # --- tensors ------------------------------------------------------------------------------------------------------
@@ -247,13 +247,13 @@ def test_trainings_that_fail_count_as_uploads(plan: Plan, request_: Request, tmp
 
 def test_more_classes_than_a_run_has(plan: Plan, tmp_path: Path, desk: Make) -> None:
     many = replace(plan, labels=("neg", "pos", *map(str, range(10**5))))
-    assert "not a plan" in asked(desk(tmp_path, contract=SAFE), many).refused
+    assert "invalid plan: labels should be" in asked(desk(tmp_path, contract=SAFE), many).refused
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        *(({key: 7}, f"the plan: {key} should be a valid string, got 7") for key in ("run", "model")),
+        *(({key: 7}, f"invalid plan: {key} should be a valid string, got 7") for key in ("run", "model")),
         *(({key: "x" * 201}, f"{key} should have at most 200 characters") for key in ("run", "model")),
         *(({"config": value}, "config should be an object of sections, got") for value in ([], None, {"seed": [1]})),
         *(({"clients": value}, "clients should be a list of names, got") for value in ("ann", [1])),

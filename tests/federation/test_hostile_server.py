@@ -118,7 +118,7 @@ def test_plan_that_is_none(plan: Plan, tmp_path: Path, desk: Make, changes: dict
 
 @given(data=st.binary(max_size=100))
 def test_bytes_that_are_no_plan(data: bytes) -> None:
-    with pytest.raises(ValueError, match="not a plan"):
+    with pytest.raises(ValueError, match="invalid plan"):
         Plan.decode(data)
 
 

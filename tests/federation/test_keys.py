@@ -289,7 +289,7 @@ def test_each_missing_file_is_named(folder: Path, part: str) -> None:
         assert fault(folder / part).startswith((f"{path}: not ", f"{path}: the file is not JSON: "))
         path.write_bytes(content)
     (ServerKeys if part == "server" else SiteKeys).read(folder / part)
-    assert "is no folder; name one that rondo federate keys make wrote" in fault(folder / "none" / part)
+    assert "is not a folder; name one that rondo federate keys make wrote" in fault(folder / "none" / part)
 
 
 def test_file_that_cannot_be_read_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ labels = ["a", "b"]
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with keys, a configuration, rows and a file that is no folder."""
+    """A folder with keys, a configuration, rows and a file that is not a folder."""
     monkeypatch.chdir(tmp_path)
     made = CliRunner().invoke(app, ["federate", "keys", "make", "--server", "127.0.0.1", "--clients", "north"])
     assert made.exit_code == 0, made.stderr
@@ -72,10 +72,10 @@ def test_server_refuses_a_masked_sum_of_one_site(place: Path) -> None:
         (("--run-dir", "file"), "--run-dir: 'file' cannot be made: File exists"),
         (("--run-dir", "file/run"), "--run-dir: 'file/run' cannot be made: Not a directory"),
         (("--device", "gpu"), "--device: 'gpu' is unknown; use auto, cpu, cuda, cuda:INDEX or mps"),
-        (("--listen", "127.0.0.1:99999"), "--listen: '127.0.0.1:99999' is no address"),
+        (("--listen", "127.0.0.1:99999"), "--listen: '127.0.0.1:99999' is not an address"),
         (("--insecure",), "--insecure: without TLS only the loopback address is served, not 0.0.0.0"),
         (("--keys", "keys/north"), "keys/north/roster.json"),
-        (("--keys", "none"), "--keys: 'none' is no folder"),
+        (("--keys", "none"), "--keys: 'none' is not a folder"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else "",
 )
@@ -95,7 +95,7 @@ def test_server_refuses(place: Path, options: tuple[str, ...], message: str) -> 
         (("--contract", "rows.csv"), "rows.csv: not TOML"),
         (("--keys", "keys/server"), "keys/server/site.json"),
         (("--data", "none.csv"), "--data: no such file or folder: 'none.csv'"),
-        (("--server", "127.0.0.1:0"), "--server: '127.0.0.1:0' is no address"),
+        (("--server", "127.0.0.1:0"), "--server: '127.0.0.1:0' is not an address"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else "",
 )

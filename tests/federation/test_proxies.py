@@ -175,12 +175,12 @@ def test_other_proxies_are_left_alone(link: Line, proxy: Proxy, monkeypatch: pyt
         ("socks5h://10.0.0.1:1080", "the proxy 10.0.0.1:1080 speaks socks5h"),
         ("https://10.0.0.1:3129", "the proxy 10.0.0.1:3129 speaks https"),
         ("ftp://10.0.0.1", "the proxy 10.0.0.1 speaks ftp"),
-        ("http://", "is no address of a proxy"),
-        ("http://10.0.0.1:port", "is no address of a proxy"),
-        ("http://10.0.0.1:99999", "is no address of a proxy"),
-        ("http://[::1", "is no address of a proxy"),
-        ("http://prøxy:1", "is no address of a proxy"),
-        (":", "is no address of a proxy"),
+        ("http://", "is not the address of a proxy"),
+        ("http://10.0.0.1:port", "is not the address of a proxy"),
+        ("http://10.0.0.1:99999", "is not the address of a proxy"),
+        ("http://[::1", "is not the address of a proxy"),
+        ("http://prøxy:1", "is not the address of a proxy"),
+        (":", "is not the address of a proxy"),
     ],
 )
 def test_proxy_that_is_not_spoken_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, reason: str) -> None:

@@ -62,7 +62,7 @@ def test_address(text: str, address: tuple[str, int]) -> None:
     ["", ":1", "host:", "host:0", "host:65536", "host:x", "host:-1", "a..b", "a" * 64, "[]", "[::1]:", "[::1]:x"],
 )
 def test_address_that_is_none(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no address: give HOST or HOST:PORT"):
+    with pytest.raises(ConfigError, match="is not an address: give HOST or HOST:PORT"):
         address_of(text)
 
 
@@ -166,7 +166,7 @@ def other(*pieces: bytes, certificate: str | None = "keys") -> Callable[[Path, i
         (nothing, "Connection refused"),
         (other(http(b"<html>", "502 Bad Gateway")), "it answers 502"),
         (other(http(b"<html>", "404 Not Found")), "it answers 404"),
-        (other(http(b"<html>")), "its answer is none of a Rondo server"),
+        (other(http(b"<html>")), "its answer is not from a Rondo server"),
         (other(http(b"", "301 Moved", "location: https://localhost/")), "it answers 301"),
         (other(b"220 mail.example ESMTP\r\n\r\n"), "illegal status line"),
         (other(), "it does not answer in time"),

@@ -150,7 +150,7 @@ BAD: list[tuple[Any, str]] = [
     (b"\xff", ": the file is not JSON: "),
     (b"sites = []", ": the file is not JSON: "),
     (b"[" * 100_000, ": the file is not JSON: "),
-    (b'{"sites": NaN}', ": the file is not JSON: NaN is no JSON"),
+    (b'{"sites": NaN}', ": the file is not JSON: NaN is not JSON"),
     (b'{"sites": [], "sites": []}', ": 'sites' is there 2 times in the file; mend it there"),
     (b" " * (2**24 + 1), ": 16 MiB, too large"),
     ([], ": the file is not a JSON object {...}; mend it there"),
@@ -168,8 +168,11 @@ BAD: list[tuple[Any, str]] = [
     (changed(lambda s: s[0].update(clients=["x", 3])), ": sites.0.clients.1: should be a text in quotes"),
     (changed(lambda s: s[0].update(clients=["a\n"])), ": sites.0.clients.0: should be a text in quotes"),
     (changed(lambda s: s[0].update(revoked=1)), ": sites.0.revoked: should be true or false, got 1"),
-    (changed(lambda s: s[0].update(expires="soon")), ": sites.0.expires: 'soon' is no day; write it as in 2029-02-25"),
-    (changed(lambda s: s[0].update(expires="20290225")), ": sites.0.expires: '20290225' is no day"),
+    (
+        changed(lambda s: s[0].update(expires="soon")),
+        ": sites.0.expires: 'soon' is not a day; write it as in 2029-02-25",
+    ),
+    (changed(lambda s: s[0].update(expires="20290225")), ": sites.0.expires: '20290225' is not a day"),
     (changed(lambda s: s[2].update(name="north")), ": sites.2.name: 'north' is there already, at the site 'north'"),
     (
         changed(lambda s: s[2].update(clients=["c", "b"])),

@@ -228,7 +228,7 @@ def test_new_key_lies_beside_the_old_one_until_it_is_moved(
 
 
 def test_new_key_of_another_site_or_of_none(folder: Path, ca: Path) -> None:
-    assert fault(folder, lambda: site_keys.renew("x", folder)).startswith(f"--keys: {str(folder)!r} is no folder")
+    assert fault(folder, lambda: site_keys.renew("x", folder)).startswith(f"--keys: {str(folder)!r} is not a folder")
     site_keys.make("st-anna", folder, ca=ca)
     told = fault(folder, lambda: site_keys.renew("st-mary", folder))
     assert told == f"NAME: {str(folder)!r} has the keys of 'st-anna', not of 'st-mary'"
@@ -252,7 +252,7 @@ def test_new_key_of_another_site_or_of_none(folder: Path, ca: Path) -> None:
         ({"name": "CA"}, "NAME: 'CA' is the name of a folder of the server's owner"),
         ({"clients": ["a", "b\n"]}, "--client.1: should be a text in quotes without control characters"),
         ({"clients": ["a", "a"]}, "--client: 'a' is there already, at the site 'x'; name each client once"),
-        ({"clients": ["a", "A"]}, "--client: 'A' is there already but for case or Unicode form ('a')"),
+        ({"clients": ["a", "A"]}, "--client: 'A' is there already except for case or Unicode form ('a')"),
         ({"server": "a:9092"}, "--server: 'a:9092' is neither a host name nor an IP address"),
         ({"ca": Path("none")}, "--ca: no such file: 'none'; mend the path"),
     ],

@@ -127,7 +127,7 @@ def test_command_prints_json_and_refuses_other_tasks(run_dir: Path) -> None:
     assert refused.exit_code == 2
     assert "no task 'colors'; there are: colours" in refused.stderr
     folder = problems(lambda: evaluate_by_harness(run_dir, ["colours"], "nowhere"))["--lm-eval-tasks"]
-    assert "'nowhere' is no folder" in folder
+    assert "'nowhere' is not a folder" in folder
 
 
 @needed

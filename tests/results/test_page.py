@@ -63,7 +63,7 @@ def test_earlier_page_is_replaced_and_no_other_file(copy: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arguments", "fragment"),
     [
-        (("report", "nowhere"), "rondo report: 1 problem\n  RUN_DIR: 'nowhere' is no folder"),
+        (("report", "nowhere"), "rondo report: 1 problem\n  RUN_DIR: 'nowhere' is not a folder"),
         (("report", "."), "'.' holds no run"),
         (("report",), "Missing argument"),
         (("report", "RUNS", "--out", "no/such/page.html"), "cannot be written"),

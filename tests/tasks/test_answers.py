@@ -62,8 +62,8 @@ def test_answers_may_be_none() -> None:
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        ("Rome", "which is no JSON"),
-        ("{'text': ['Rome'], 'answer_start': [0]}", "which is no JSON"),
+        ("Rome", "which is not JSON"),
+        ("{'text': ['Rome'], 'answer_start': [0]}", "which is not JSON"),
         (["Rome"], "expected {"),
         ({"text": ["Rome"]}, "expected {"),
         ({"text": ["Rome"], "answer_start": []}, "1 answers and 0 starts"),

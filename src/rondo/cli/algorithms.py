@@ -68,10 +68,10 @@ def list_(
     if columns != _COLUMNS:
         console.print(f"\nrondo show NAME tells more of one; a terminal of {_WIDE} characters has a table of all")
         return
-    console.print("\nexact, whole: exact where whole tensors are trained alone, without factors beside them")
-    console.print("linear, one rank: linear where clients have no ranks of their own")
+    console.print("\nexact, whole: exact if whole tensors are trained alone, without factors beside them")
+    console.print("linear, one rank: linear if all clients have one rank")
     console.print(
-        "clients with ranks of their own train at the run's scale, alpha / r, which weakens small ranks; "
+        "clients with different ranks train at the run's scale, alpha / r, which weakens small ranks; "
         'flexlora and flora take client_scale = "rank"'
     )
 

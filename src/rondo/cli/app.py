@@ -126,9 +126,7 @@ Device = Annotated[
 Processes = Annotated[int, typer.Option(help="runs at a time, in so many processes")]
 ClientId = Annotated[str | None, typer.Option("--client", help="use this client's model; default: the global one")]
 
-AllowCode = Annotated[
-    bool, typer.Option("--allow-code", help="import code of one's own (package.module:Class) that the run names")
-]
+AllowCode = Annotated[bool, typer.Option("--allow-code", help="import code that the run names (package.module:Class)")]
 AllowChanged = Annotated[
     bool, typer.Option("--allow-changed", help="go on even if model, data, settings or code are not those of the run")
 ]

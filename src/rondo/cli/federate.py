@@ -160,6 +160,6 @@ def _host_and_port(text: str) -> tuple[str, int]:
     """An address to listen on. Raises :class:`ConfigError`."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or int(port) >= 2**16:
-        message = f"{text!r} is no address: give HOST:PORT, for instance 0.0.0.0:9092"
+        message = f"{text!r} is not an address: give HOST:PORT, for instance 0.0.0.0:9092"
         raise ConfigError.at("--listen", message, "rondo federate server")
     return host.strip("[]"), int(port)

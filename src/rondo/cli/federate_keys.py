@@ -153,7 +153,7 @@ def revoke(site: Name, folder: ServerKeys = _SERVER_KEYS) -> None:
 
         enrolment.revoke(folder, site)
         print(visible(f"revoked the key of {site} in {folder / 'roster.json'}"))
-        print("where uploads are masked, every site needs to know: rondo federate sites peers writes the file to send")
+        print("if uploads are masked, every site needs to know: rondo federate sites peers writes the file to send")
 
 
 @sites.command()

@@ -22,7 +22,7 @@ site = typer.Typer(help="For a site's owner: the contract, a plan beside it, and
 Server = Annotated[str, typer.Option(help="the server's address, HOST or HOST:PORT")]
 Data = Annotated[Path, typer.Option(help="a file with this client's rows, or a folder with one file per client")]
 Test = Annotated[
-    Path | None, typer.Option("--test", help="test rows of its own, a file or folder as --data; runs score on them")
+    Path | None, typer.Option("--test", help="the site's test rows, a file or folder as --data; runs score on them")
 ]
 Keys = Annotated[Path, typer.Option("--keys", help="the site's folder of keys")]
 ContractFile = Annotated[

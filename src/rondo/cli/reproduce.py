@@ -60,7 +60,7 @@ def _seconds(text: str) -> float:
     except (ValueError, KeyError):
         seconds = math.nan
     if not seconds >= 0:
-        raise ConfigError.at("--budget", f"{text!r} is no time: give 90s, 30m or 2h")
+        raise ConfigError.at("--budget", f"{text!r} is not a time: give 90s, 30m or 2h")
     return seconds
 
 
@@ -74,7 +74,7 @@ def _decide(names: list[str], data: Path, out: Path, pages: Path, device: str, p
 
     for option, folder in (("--out", out), ("--pages", pages)):
         if (why := durable.no_folder(folder)) is not None:
-            raise ConfigError.at(option, f"{str(folder)!r} is no folder to write into: {why}; name another")
+            raise ConfigError.at(option, f"{str(folder)!r} is not a folder to write into: {why}; name another")
     work: list[tuple[float, Trials]] = []
     faulty = False
 

@@ -227,7 +227,7 @@ def _counts(text: str | None) -> list[int]:
     try:
         return [] if text is None else [int(part) for part in text.split(",")]
     except ValueError:
-        message = f"{text!r} is no list of numbers: give numbers of rows, for instance 10,50,500"
+        message = f"{text!r} is not a list of numbers: give numbers of rows, for instance 10,50,500"
         raise ConfigError.at("--shots", message, "rondo adapt") from None
 
 

@@ -172,7 +172,7 @@ def init(
         str,
         typer.Option(
             help='"paper"; "small": the same row on few cores, with a small model and fewer rows; "official": with the '
-            "values of the paper's official code, where they are others",
+            "values of the paper's official code, if they differ",
             autocompletion=one_of("paper", "small", "official"),
         ),
     ] = "paper",

@@ -104,7 +104,7 @@ def _new_file(path: Path | None) -> Path:
     if path.exists():
         raise ConfigError.at("--to", f"{str(path)!r} already exists; name another file", _SOURCE)
     if not path.parent.is_dir():
-        raise ConfigError.at("--to", f"{str(path.parent)!r} is no folder; make it, or name another", _SOURCE)
+        raise ConfigError.at("--to", f"{str(path.parent)!r} is not a folder; make it, or name another", _SOURCE)
     return path
 
 
@@ -113,7 +113,7 @@ def _tune_entry(target: str, entry: Any, data: Path, out: Path, device: str, pro
     from rondo.study.claims.trials import Trials
 
     if entry.tuning is None:
-        raise ConfigError.at("tuning", "the entry has no such table, so there is no grid to search", target)
+        raise ConfigError.at("tuning", "the entry has no such table, so it has no grid to search", target)
     work = Trials(target, entry, out, data)
     chosen = _searched(work, device, processes)
     file = work.folder / "tuned.json"

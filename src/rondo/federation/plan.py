@@ -86,11 +86,11 @@ class Plan:
     def decode(cls, data: bytes) -> Self:
         """The plan from :meth:`encode`. Raises :class:`NotAPlan` for other bytes, and for another protocol."""
         try:
-            return read(cls, "not a plan", "the plan", data)
+            return read(cls, "unreadable", "the plan", data)
         except Rejected as error:
             if error.reason == "wrong_protocol":
                 raise NotAPlan(f"the server speaks another protocol: {error.detail}") from None
-            raise NotAPlan(str(error)) from None
+            raise NotAPlan(f"invalid plan: {error.detail.removeprefix('the plan: ')}") from None
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
 
 
 def no_folder(path: Path) -> str | None:
-    """The reason why ``path`` is no folder to write into and cannot be made one; None if there is none. Nothing is
+    """The reason why ``path`` is not a folder to write into and cannot be made one; None if there is none. Nothing is
     made."""
     try:
         place = next(p for p in (path.absolute(), *path.absolute().parents) if os.path.lexists(p))

@@ -47,7 +47,7 @@ def folders(paths: Sequence[str | Path]) -> list[tuple[Path, str | None]]:
     found: dict[Path, str | None] = {}
     for path in map(Path, paths):
         if not path.is_dir():
-            raise ConfigError.at(_KEY, f"{str(path)!r} is no folder; name a run directory, or a folder of some")
+            raise ConfigError.at(_KEY, f"{str(path)!r} is not a folder; name a run directory, or a folder of some")
         if any((path / name).exists() for name in _OF_A_RUN):
             found.setdefault(path, None)
             continue

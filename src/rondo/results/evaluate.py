@@ -216,7 +216,7 @@ def evaluate_by_harness(
     if find_spec("lm_eval") is None:
         raise ConfigError.at(_OPTION, packages.missing("lm_eval"))
     if folder is not None and not Path(folder).is_dir():
-        raise ConfigError.at(_FOLDER, f"{str(folder)!r} is no folder: name the one with the task files")
+        raise ConfigError.at(_FOLDER, f"{str(folder)!r} is not a folder: name the one with the task files")
     allowed = {"allow_code": allow_code, "allow_changed": allow_changed}
     if client is None:
         return _results(handed_over_by(Path(path)), tasks, folder, device, **allowed)

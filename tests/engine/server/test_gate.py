@@ -212,7 +212,7 @@ def enveloped(name: str, reason: str, change: Callable[[dict[str, Any]], object]
     CASES[name] = (reason, make)
 
 
-enveloped("an envelope that is no JSON", "no_envelope", lambda e: "{")
+enveloped("an envelope that is not JSON", "no_envelope", lambda e: "{")
 enveloped("an envelope that is a list", "no_envelope", lambda e: [e])
 enveloped("an empty envelope", "no_envelope", lambda e: {})
 enveloped("an envelope with one more key", "no_envelope", lambda e: {**e, "admin": True})

@@ -221,10 +221,10 @@ def test_page_names_every_environment_of_its_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--pages", "FILE"], "is no folder to write into"),
-        (["--out", "FILE"], "is no folder to write into"),
-        (["--budget=-5s"], "is no time"),
-        (["--budget", "nans"], "is no time"),
+        (["--pages", "FILE"], "is not a folder to write into"),
+        (["--out", "FILE"], "is not a folder to write into"),
+        (["--budget=-5s"], "is not a time"),
+        (["--budget", "nans"], "is not a time"),
     ],
 )
 def test_bad_option_is_told_before_a_run(options: list[str], message: str, tmp_path: Path) -> None:

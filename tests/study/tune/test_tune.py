@@ -341,7 +341,7 @@ GOOD = ("--grid", "train.lr=0.1,0.2", "--to", "new.toml")
         ((*GOOD, "--trials", "2"), "trials = 2 of a grid of 2 points: leave trials out to try all"),
         ((*GOOD, "--trials", "0"), "--trials: should be greater than 0"),
         (("--grid", "train.lr=0.1"), "--to: is missing: name the file to write"),
-        (("--grid", "train.lr=0.1", "--to", "no/new.toml"), "is no folder; make it, or name another"),
+        (("--grid", "train.lr=0.1", "--to", "no/new.toml"), "is not a folder; make it, or name another"),
         (("rolora-liner", *GOOD), "METHODS: no algorithm is called 'rolora-liner'"),
     ],
 )

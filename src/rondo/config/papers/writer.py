@@ -36,7 +36,7 @@ class Setting:
     deviations: Mapping[str, str]
     """The keys whose values are not the paper's, with what the paper has and why it is not so here."""
     official: Keys
-    """The values of the paper's official code, where they are others than the paper's; None for a key that it lacks."""
+    """The values of the paper's official code, if they differ from the paper's; None for a key that it lacks."""
     official_remarks: tuple[str, ...]
     """Further differences of the official code, which no key has."""
 

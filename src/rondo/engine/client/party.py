@@ -124,7 +124,7 @@ class Party:
 
     def reply(self, request: Request) -> Reply:
         if request.protocol != PROTOCOL:
-            return Reply(reason="wrong_protocol", detail=f"{request.protocol}, where {PROTOCOL} is spoken")
+            return Reply(reason="wrong_protocol", detail=f"{request.protocol}, and this side speaks {PROTOCOL}")
         if request.identity.model != self.model:
             detail = f"the server's base model is {request.identity.model}, this client's {self.model}"
             return Reply(reason="wrong_model", detail=detail)

@@ -79,7 +79,7 @@ def decode_upload(data: bytes, tensors: int, header: int) -> Received:
     Takes a time in proportion to the number of bytes. Raises :class:`Rejected`, and nothing else, whatever the
     bytes."""
     if len(data) > largest_upload(tensors, header):
-        raise Rejected("too_large", f"{len(data)} bytes, where {tensors} bytes of tensors are expected")
+        raise Rejected("too_large", f"{len(data)} bytes, and {tensors} bytes of tensors are expected")
     content = data[_DIGEST:]
     if hashlib.sha256(content).digest() != data[:_DIGEST]:
         raise Rejected("corrupt", f"{len(data)} bytes that do not have the digest they begin with")

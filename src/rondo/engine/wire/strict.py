@@ -63,7 +63,7 @@ def json_object(reason: str, what: str, text: bytes) -> dict[str, Any]:
         return content
 
     def constant(name: str) -> Any:
-        raise ValueError(f"{name} is no JSON")
+        raise ValueError(f"{name} is not JSON")
 
     try:
         content = json.loads(text.decode(), object_pairs_hook=unique, parse_constant=constant)
@@ -79,7 +79,7 @@ def read(shape: type[T], reason: str, what: str, text: bytes) -> T:
     content, model = json_object(reason, what, text), _model(shape)  # type: ignore[arg-type]
     protocol = content.get("protocol", PROTOCOL)
     if protocol is True or protocol != PROTOCOL:
-        raise Rejected("wrong_protocol", f"{short(protocol)}, where {PROTOCOL} is spoken")
+        raise Rejected("wrong_protocol", f"{short(protocol)}, and this side speaks {PROTOCOL}")
     for key in sorted(content.keys() ^ {*model.model_fields, "protocol"}):  # pydantic would note each of millions
         raise Rejected(reason, f"{what}: {short(key)} is {'unknown' if key in content else 'missing'}")
     try:

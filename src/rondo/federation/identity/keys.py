@@ -220,7 +220,7 @@ def check_folder(folder: Path, option: str = "--keys") -> Path:
     """``folder``, which ``option`` names. Raises :class:`ConfigError` if it is none."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise ConfigError.at(option, f"{str(folder)!r} is no folder; name one that rondo federate keys make wrote")
+        raise ConfigError.at(option, f"{str(folder)!r} is not a folder; name one that rondo federate keys make wrote")
     return folder
 
 

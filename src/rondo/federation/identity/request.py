@@ -32,8 +32,8 @@ def read(path: Path) -> Enrolled:
     text = files.content(path, _LARGEST)
     if b"PRIVATE KEY-----" in text:
         message = (
-            "holds a private key, which should never leave its site: whoever saw it can upload as that site. Delete "
-            "the file; the site makes its keys anew in another folder (rondo federate site keys) and sends the "
+            "holds a private key, which should never leave its site: anybody with it can upload as that site. Delete "
+            "the file; the site makes new keys in another folder (rondo federate site keys) and sends the "
             "request from there"
         )
         raise ConfigError.at(str(path), message)

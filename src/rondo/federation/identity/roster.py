@@ -163,7 +163,7 @@ def shared(sites: Sequence[Enrolled]) -> tuple[int, str, str] | None:
             owner, other = owners.setdefault((field, value if is_key else alike(value)), (i, value))
             if owner != i or values.count((field, value)) > 1 or other != value:
                 what = "this key" if is_key else files.quoted(value)
-                but = "" if other == value else f" but for case or Unicode form ({files.quoted(other)})"
+                but = "" if other == value else f" except for case or Unicode form ({files.quoted(other)})"
                 return i, field, f"{what} is there already{but}, at the site {sites[owner].name!r}"
     return None
 
@@ -210,5 +210,5 @@ def _day(text: str | None, place: str) -> date | None:
     except ValueError:
         day = None
     if text is not None and (day is None or day.isoformat() != text):
-        raise ConfigError.at(f"{place}.expires", f"{text!r} is no day; write it as in 2029-02-25, or null")
+        raise ConfigError.at(f"{place}.expires", f"{text!r} is not a day; write it as in 2029-02-25, or null")
     return day

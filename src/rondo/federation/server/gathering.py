@@ -69,7 +69,7 @@ def _agreed_labels(
     if len(labels) < 2:
         raise ConfigError.at("task.label", f"the sites have {len(labels)} distinct labels; classification needs two")
     if len(labels) > MOST:
-        message = f"the sites have {len(labels)} distinct labels, where {MOST} are the most: name them in task.labels"
+        message = f"the sites have {len(labels)} distinct labels, and {MOST} are the most: name them in task.labels"
         raise ConfigError.at("task.label", message)
     if faults := list(disagreement(parts)):
         message = "the sites do not have the same labels: mend their rows, or name the classes"

@@ -255,7 +255,7 @@ def _size(file: Path) -> int:
         if not os.path.lexists(file):
             return 0
         if not file.is_file():
-            raise Unwritten(f"{file} is no file: move it away")
+            raise Unwritten(f"{file} is not a file: move it away")
         return file.stat().st_size
 
 

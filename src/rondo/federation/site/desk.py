@@ -232,7 +232,7 @@ class Desk:
             request = Request.decode(letter)
         except ValueError as error:
             self.audit.note("in", "unreadable", letter, {"reason": str(error)}, run=self._run)
-            reply = Reply(reason="refused", detail="this is no request")
+            reply = Reply(reason="refused", detail="this is not a request")
             data = reply.encode()
             self.audit.note("out", "reason", data, audit.of_reply(reply), run=self._run)
             return data
@@ -291,7 +291,7 @@ class Desk:
         self._restore()
         party = self.parties.get(request.client.id)
         if party is None:
-            return Reply(reason="refused", detail=f"{short(request.client.id)} is no client of this site")
+            return Reply(reason="refused", detail=f"{short(request.client.id)} is not a client of this site")
         if request.identity.run != self._run:
             return Reply(reason="refused", detail=f"this is run {self._run}, not {request.identity.run}")
         if (reason := self._beyond(request)) is not None:
@@ -320,7 +320,7 @@ class Desk:
         attempts = range(config.rounds + request.scores)  # scores after the last round are of the one to come
         within = asked.index in attempts and asked.skipped in attempts and asked.attempt in attempts
         if not within or (asked.seed, asked.total) != (config.seed, config.rounds):
-            return "this is no round of this run"
+            return "this is not a round of this run"
         if (name := terms.misshapen(request.parcel.params, party.local.network)) is not None:
             return f"{short(name)} has not the form of this site's model"
         if request.scores and config.guarantee.noise_from is not None:

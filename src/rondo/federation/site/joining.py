@@ -138,7 +138,7 @@ class Joining:
     def _own(self, plan: Plan) -> dict[str, Rows]:
         clients = {name: rows for name, rows in self.rows.items() if plan.clients is None or name in plan.clients}
         if not clients:
-            raise Declined("none of the clients that the roster has for it has rows here")
+            raise Declined("the roster's clients for this site have no rows here")
         return clients
 
     def _config(self, plan: Plan, *, tested: bool) -> RunConfig:

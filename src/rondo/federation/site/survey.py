@@ -80,7 +80,7 @@ def contract(columns: Sequence[Column], inputs: Sequence[str], labels: Sequence[
         "rows.separator": form.separator,
         "rows.encoding": form.encoding if form.encoding != TextForm.encoding else None,
     }
-    head = "The contract of this site: what may be read, trained and sent. Rondo refuses whatever is beyond it. Lines "
+    head = "The contract of this site: what may be read, trained and sent. Rondo refuses everything beyond it. Lines "
     head += "that begin with # key = value show the default."
     lines = [*_comment(head), "#", "# The columns of the rows:"]
     for column in columns:

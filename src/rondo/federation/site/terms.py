@@ -62,7 +62,7 @@ def of_plan(plan: Plan, config: RunConfig, contract: Contract, own_model: str | 
     what = config.whole_tensors if config.model.head_layers is None else config.model.head_layers
     whole = what not in (None, "head")
     tensors = "factors" if config.has_factors else "no factors"
-    tensors += f", and whole tensors ({what})" if whole else ", and the head where there is one"
+    tensors += f", and whole tensors ({what})" if whole else ", and the head if there is one"
     yield Term("trained tensors", tensors, training.tensors, training.tensors == "whole" or not whole)
     if config.has_factors:
         rank = max(config.adapter.r, *config.adapter.rank_pattern.values(), 0)

@@ -71,7 +71,7 @@ class Entry:
         numbers = (entry.noise, entry.clip, entry.delta, entry.sampled, 1.0 if entry.then is None else entry.then)
         for kind, values in ((str, texts), (bool, flags), (int, whole), (float, numbers)):
             if not all(type(value) is kind for value in values):
-                raise TypeError(f"something that is no {kind.__name__}")
+                raise TypeError(f"something that is not of type {kind.__name__}")
         small, large = sys.float_info.min, sys.float_info.max
         limits = ((0.0, large), (small, large), (small, 1.0), (LEAST, 1.0), (small, large))
         within = [least <= value <= most for value, (least, most) in zip(numbers, limits, strict=True)]

@@ -54,7 +54,7 @@ def join(shares: Mapping[int, bytes]) -> bytes:
     values = {point: int.from_bytes(share) for point, share in shares.items()}
     for point, share in shares.items():
         if point < 1 or len(share) != SHARE or values[point] >= PRIME:
-            raise ValueError(f"the share at point {point} is none")
+            raise ValueError(f"the share at point {point} is not valid")
     secret = 0
     for point, value in values.items():
         above, below = 1, 1

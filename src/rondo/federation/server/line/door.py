@@ -144,7 +144,7 @@ async def _body(request: Request, largest: int) -> bytes:
     """The body of a request. Raises :class:`Turned`, at the latest after ``largest`` bytes."""
     said = request.headers.get("content-length", "0")
     if not said.isdecimal() or len(said) > 12 or int(said) > largest:
-        raise Turned(413, f"a body of {said[:20]} bytes, where {largest} are allowed")
+        raise Turned(413, f"a body of {said[:20]} bytes, and {largest} are allowed")
     body = bytearray()
     while True:
         try:

@@ -42,7 +42,7 @@ def proxy_to(host: str, port: int) -> Proxy | None:
     except ValueError:
         proxy = ""
     if not proxy:
-        raise ConfigError.at(name, f"is no address of a proxy: {_REMEDY}")
+        raise ConfigError.at(name, f"is not the address of a proxy: {_REMEDY}")
     if parts.scheme.lower() != "http":
         where = parts.netloc.rpartition("@")[2]
         raise ConfigError.at(name, f"the proxy {where} speaks {parts.scheme.lower()}, and a site HTTP: {_REMEDY}")

@@ -23,7 +23,7 @@ def address_of(server: str) -> tuple[str, int]:
     host, _, port = (server, "", str(PORT)) if alone else server.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16 or not _is_name(host):
-        raise ConfigError.at("--server", f"{server!r} is no address: give HOST or HOST:PORT")
+        raise ConfigError.at("--server", f"{server!r} is not an address: give HOST or HOST:PORT")
     return host, int(port)
 
 

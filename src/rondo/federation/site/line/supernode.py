@@ -55,7 +55,7 @@ class TooLarge(Exception):
     """
 
     def __init__(self, message: Message, largest: int) -> None:
-        super().__init__(f"a letter of more than {largest} bytes, where the site's owner allows no more")
+        super().__init__(f"a letter of more than {largest} bytes, and the site's owner allows no more")
         self.message = message
 
 
@@ -137,7 +137,7 @@ class SuperNode:
         try:
             metadata = flower.metadata_from_proto(pulled.messages_list[0].metadata)
             if not isfinite(metadata.created_at + metadata.ttl):
-                raise ValueError("a time that is none")
+                raise ValueError("the time is not finite")
             letter = self._letter(metadata.run_id, pulled.message_object_trees[0])
             received = message_pb2.ConfirmMessageReceivedRequest(
                 node=self._here, run_id=metadata.run_id, message_object_id=metadata.message_id
@@ -146,7 +146,7 @@ class SuperNode:
         except (TurnedAway, _Withdrawn):  # a site that is turned away hears it again at its next question
             return None
         except (ValueError, LookupError, TypeError, RecursionError):
-            raise Unreachable("it sends what is no letter") from None
+            raise Unreachable("it sends what is not a letter") from None
         if letter is None:
             raise TooLarge(flower.make_message(metadata, content=RecordDict()), self._largest)
         return flower.make_message(metadata, content=record(letter))
@@ -235,7 +235,7 @@ class SuperNode:
             answer: A = like.FromString(content)
             return answer
         except DecodeError:
-            raise Unreachable("its answer is none of a Rondo server") from None
+            raise Unreachable("its answer is not from a Rondo server") from None
 
     def _beat(self) -> None:
         """Say that the site is there where no other request does, for instance while it trains; and that it goes once

@@ -70,7 +70,7 @@ def _parsed(value: Any) -> Any:
     try:
         return json.loads(value)
     except ValueError:
-        raise ValueError(f"{_FORMS}, got the text {value!r:.60}, which is no JSON") from None
+        raise ValueError(f"{_FORMS}, got the text {value!r:.60}, which is not JSON") from None
 
 
 def _list(value: Any) -> Any:
