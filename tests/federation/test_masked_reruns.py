@@ -142,6 +142,7 @@ PLANS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """Pairs of plans with one seed. Two sums of the same sites are then two equations in what each of them sent."""
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("difference", PLANS)
 def test_second_run_by_other_settings_opens_no_sum(runs: Runs, difference: str) -> None:
     first, second = PLANS[difference]

@@ -88,6 +88,7 @@ def headless(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_finished_runs_whose_start_is_drawn_are_taken(config: dict[str, Any]) -> None:
     """Heads by seed, by labels and by what is trained; rows as each model's tokenizer reads them."""
     config["model"]["name"] = str(headless(Path("headless")))
@@ -118,6 +119,7 @@ def test_names_of_labels_are_those_of_the_run(config: dict[str, Any]) -> None:
         compared(config)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("model", ["bert", "builtin:minilm"])
 def test_adapter_that_runs_start_from_is_theirs(model: str, config: dict[str, Any]) -> None:
     from safetensors.torch import load_file, save_file
@@ -135,6 +137,7 @@ def test_adapter_that_runs_start_from_is_theirs(model: str, config: dict[str, An
         compared(config)
 
 
+@pytest.mark.slow
 def test_persons_are_those_of_the_run(config: dict[str, Any]) -> None:
     pytest.importorskip("dp_accounting")
     config["privacy"] = {"adversary": "reader", "unit": "example", "group": "who", "clip": 1.0, "noise": 1.0}
@@ -157,6 +160,7 @@ def test_cell_with_other_rows_gets_no_result_of_those_before(config: dict[str, A
         rondo.run(config, train=changed(reviews(24)), run_dir="run", device="cpu", resume=True)
 
 
+@pytest.mark.slow
 def test_comparison_has_one_state_of_ones_own_code(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path.cwd()))
     code = "from rondo.algorithms.factors.fedit import FedIT\n\n\nclass Own(FedIT):\n    pass\n"
@@ -170,6 +174,7 @@ def test_comparison_has_one_state_of_ones_own_code(config: dict[str, Any], monke
         rondo.compare(names, config, out="out", device="cpu")
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("command", ["reproduce", "tune"])
 def test_files_of_an_entry_are_those_of_its_runs(command: str, config: dict[str, Any], invoke: Invoke) -> None:
     entry = {

@@ -222,6 +222,7 @@ def test_death_is_noticed_beside_a_child_that_lives_on(
     assert time.monotonic() - began < 29
 
 
+@pytest.mark.slow
 def test_run_is_not_given_to_a_process_that_has_died_since(tmp_path: Path, started: list[Any]) -> None:
     jobs = [linear(tmp_path, "one"), linear(tmp_path, "two")]
     ends = in_processes(jobs, 1, "cpu", "rondo compare")

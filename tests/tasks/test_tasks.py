@@ -166,6 +166,15 @@ def test_area_counts_ties_half_and_classes_that_occur(classes: int, pairs: list[
     assert scores["auc"] == pytest.approx(sum(of_each) / len(of_each), abs=1e-12)
 
 
+@pytest.mark.parametrize("classes", [2, 3])
+def test_area_tells_confident_rows_apart(classes: int) -> None:
+    """From a margin of 37 on a probability is 1 in float64, and from 104 on in any way that it is computed."""
+    logits = torch.zeros(4, classes)
+    logits[:, 1] = torch.tensor([40.0, 60.0, 120.0, 150.0])
+    scores = _scores(classification(labels=tuple("abc"[:classes])), logits, torch.tensor([0, 0, 1, 1]))
+    assert scores["auc"] == 1.0
+
+
 def test_area_of_logits_that_are_no_numbers_is_none() -> None:
     logits = torch.tensor([[0.0, 1.0], [float("nan"), 0.0], [1.0, 0.0]])
     assert _scores(classification(), logits, torch.tensor([0, 1, 1]))["auc"] is None

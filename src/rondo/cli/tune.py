@@ -136,8 +136,8 @@ def _searched(work: Any, device: str, processes: int) -> Any:
     message = (
         "not even at its best point did all trials come to their end, so search other values; one stopped because:"
     )
-    if failed := [arm for arm, of_arm in chosen.items() if "stopped" in of_arm.tried[0].scores]:
-        reason = list(work.stopped.values())[-1]
+    if failed := [arm for arm, of_arm in chosen.items() if any(isinstance(s, str) for s in of_arm.tried[0].scores)]:
+        reason = next(reversed(work.stopped.values()), "no score is a finite number; the metric may be another")
         raise ConfigError([Problem(f"grid, {arm}", f"{message} {reason}") for arm in failed], _SOURCE)
     return chosen
 

@@ -15,6 +15,10 @@ from rondo.records.directory import RunDirectory, as_written
 from rondo.study.runs import Trial
 
 
+class NoScore(ConfigError):
+    """A run is done, and no round has the score that is asked for."""
+
+
 @dataclass(frozen=True)
 class Score:
     """The score of a run, from the records of its rounds."""
@@ -32,8 +36,8 @@ class Score:
     """The score: the mean of the last values, or the smallest of all."""
 
     def curve(self, trial: Trial) -> Curve:
-        """The values of a run that is done. Raises :class:`ConfigError` if its record has none, or one without the
-        logarithm that is asked for, or is not as a run writes it."""
+        """The values of a run that is done. Raises :class:`NoScore` if its record has none, :class:`ConfigError` if one
+        lacks the logarithm that is asked for, or if the record is not as a run writes it."""
         with as_written(trial.folder):
             return self._curve(trial)
 
@@ -59,7 +63,7 @@ class Score:
         if curve.rounds in ([], [0]):
             where = " on rows held out" if trial.held_out else ""
             message = f"no round has a score {self.metric!r}{where}; the scores are in {trial.folder / 'metrics.jsonl'}"
-            raise ConfigError.at("metric", message, str(trial))
+            raise NoScore.at("metric", message, str(trial))
         return curve
 
     def of(self, trial: Trial) -> float:

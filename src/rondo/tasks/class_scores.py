@@ -158,12 +158,14 @@ def auc(logits: Tensor, true: Tensor) -> float | None:
     """
     if not logits.isfinite().all():
         return None
-    probabilities, areas = logits.double().softmax(-1), []
+    whole, areas = logits.double(), []
     for label in sorted(set(true.tolist())):
         positive = true == label
         count, others = int(positive.sum()), int((~positive).sum())
         if others:
-            above = float(ranks(probabilities[:, label])[positive].sum()) - count * (count + 1) / 2
+            # The log odds have the order of the probabilities, which are all 1 from a margin of 37 on.
+            odds = whole[:, label] - torch.cat([whole[:, :label], whole[:, label + 1 :]], -1).logsumexp(-1)
+            above = float(ranks(odds)[positive].sum()) - count * (count + 1) / 2
             areas.append(above / (count * others))
     return sum(areas) / len(areas) if areas else None
 

@@ -138,6 +138,7 @@ def test_tuning_takes_the_best_of_one_grid_and_leaves_the_worse_half_out(tmp_pat
     assert findings(trials)[0].verdict.word == "seen, smaller"
 
 
+@pytest.mark.slow
 def test_trials_have_a_score_and_tables_of_their_own(tmp_path: Path) -> None:
     """By the largest distance after one round the smallest rate is the best, and runs have their own rounds."""
     own = {"metric": "measures.angle_distance", "lower_is_better": False, "config": {"rounds": 1}}
@@ -179,6 +180,7 @@ def test_full_disk_ends_the_command_and_no_run_for_good(tmp_path: Path, monkeypa
     assert not (out / "own" / "stopped.json").exists()
 
 
+@pytest.mark.slow
 def test_run_begun_otherwise_is_named_with_a_remedy_that_there_is(tmp_path: Path) -> None:
     path, out = written(tmp_path), tmp_path / "out"
     decided(path, out)

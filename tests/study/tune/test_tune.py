@@ -15,6 +15,7 @@ import tomllib
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,7 +30,9 @@ from rondo.study import runs as studies
 from rondo.study.claims import entry as entries
 from rondo.study.claims.trials import Trials
 from rondo.study.runs import Runs, Trial
+from rondo.study.score import NoScore
 from rondo.study.tune.chosen import Chosen, Kept
+from rondo.study.tune.search import Search
 from rondo.study.tune.tuning import Tuning
 from small_entries import TRAIN
 from small_runs import reviews, save_tiny_bert, settings, write_rows
@@ -486,3 +489,28 @@ def test_rounds_of_a_search_are_not_said(
         list(Runs(tmp_path / "runs").make_all([trial], "cpu"))
     assert RunDirectory(trial.folder).finished
     assert [record for record in caplog.records if record.name == "rondo"] == []
+
+
+@pytest.mark.parametrize("worst", [float("nan"), float("inf"), None])
+def test_point_without_a_finite_score_is_the_worst(worst: float | None) -> None:
+    """A point that diverged stands behind all others, wherever the grid has it, and its scores are named."""
+    of_points = {0.1: worst, 0.2: 0.5, 0.3: 0.9, 0.4: worst}
+
+    def of(trial: Any) -> float:
+        value = of_points[trial.point["train.lr"]]
+        if value is None:
+            raise NoScore.at("metric", "no round has a score")
+        return value
+
+    all_done: Any = SimpleNamespace(done=lambda trial: True, has_stopped=lambda trial: False)
+    score: Any = SimpleNamespace(of=of, lower_is_better=True)
+    trial: Any = lambda arm, seed, point: SimpleNamespace(point=point, seed=seed)  # noqa: E731
+    tuning = Tuning(grid={"train.lr": list(of_points)}, seeds=[0, 1], held_out=0.0)
+    chosen = Search(all_done, tuning, score, trial).chosen("arm", "digest")
+    assert chosen.values == {"train.lr": 0.2}
+    assert [(tried.values["train.lr"], tried.scores) for tried in chosen.tried] == [
+        (0.2, [0.5, 0.5]),
+        (0.3, [0.9, 0.9]),
+        (0.1, ["not finite"]),
+        (0.4, ["not finite"]),
+    ]

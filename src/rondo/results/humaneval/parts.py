@@ -79,9 +79,9 @@ def main() -> None:
     with os.fdopen(int(sys.argv[1]), "rb") as file:
         task = json.load(file)
     reading, writing, verdict = (os.fdopen(os.dup(n), mode) for n, mode in ((0, "rb"), (1, "wb"), (2, "wb")))
-    nothing = os.open("/dev/null", os.O_RDWR)
-    for descriptor in range(3):
-        os.dup2(nothing, descriptor)
+    with open(os.devnull, "r+b", buffering=0) as nothing:
+        for descriptor in range(3):
+            os.dup2(nothing.fileno(), descriptor)
     if os.geteuid() == 0:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)

@@ -19,8 +19,8 @@ class Tried(Section):
 
     values: dict[str, Any]
     """By key path."""
-    scores: list[float | Literal["stopped"]]
-    """One per seed; "stopped" for a trial that could not finish."""
+    scores: list[float | Literal["stopped", "not finite"]]
+    """One per seed; a word for a trial that could not finish, or whose score is no number."""
 
 
 class Chosen(Section):

@@ -6,9 +6,10 @@ import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from rondo.study.runs import Runs, Trial
-from rondo.study.score import Score
+from rondo.study.score import NoScore, Score
 from rondo.study.tune.chosen import Chosen, Tried
 from rondo.study.tune.proposals import Proposals
 from rondo.study.tune.tuning import Point, Tuning
@@ -40,13 +41,7 @@ class Search:
     def chosen(self, arm: str, digest: str) -> Chosen:
         """The point that ``arm`` takes, with the scores of all trials, best points first. It must be tuned."""
         point, rows = self.point(arm), self._made(arm)[1]
-        tried = [
-            Tried(
-                values=dict(row[0].point),
-                scores=["stopped" if self.runs.has_stopped(trial) else self.score.of(trial) for trial in row],
-            )
-            for row in rows
-        ]
+        tried = [Tried(values=dict(row[0].point), scores=list(map(self._score, row))) for row in rows]
         return Chosen(digest=digest, values=dict(point), trials=sum(map(len, rows)), tried=tried)
 
     def _made(self, arm: str) -> tuple[list[Trial], list[list[Trial]]]:
@@ -80,8 +75,18 @@ class Search:
         return [], list(made.values())
 
     def _loss(self, trial: Trial) -> float:
-        """The score of a trial, the lower the better. One that could not finish is the worst."""
-        if self.runs.has_stopped(trial):
+        """The score of a trial, the lower the better. One without a number is the worst."""
+        score = self._score(trial)
+        if isinstance(score, str):
             return math.inf
-        score = self.score.of(trial)
         return score if self.score.lower_is_better else -score
+
+    def _score(self, trial: Trial) -> float | Literal["stopped", "not finite"]:
+        """The score of a trial that is done."""
+        if self.runs.has_stopped(trial):
+            return "stopped"
+        try:
+            score = self.score.of(trial)
+        except NoScore:
+            return "not finite"
+        return score if math.isfinite(score) else "not finite"
