@@ -100,19 +100,26 @@ def _switches(path: Path) -> Iterator[str]:
                 yield "privacy.unit"
 
 
+def spent(epsilon: float | None = 2.0, *, valid: bool = True, **section: Any) -> tuple[dict[str, Any], Guarantee]:
+    promise = Guarantee.of({"unit": "example", "adversary": "server", "delta": 0.01, "noise": 1.0, **section})
+    return {"epsilon": epsilon, "epsilon_valid": valid}, promise
+
+
 def test_records_alone_add_up() -> None:
-    one: tuple[dict[str, Any], float | None] = ({"epsilon": 2.0, "epsilon_valid": True}, 0.01)
-    assert added([one, one, one]) == "each run by itself; all 3 together: epsilon 6 at delta 0.03"
+    assert added([spent()] * 3) == "each run by itself; all 3 together: epsilon 6 at delta 0.03"
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        ({"epsilon": None, "epsilon_valid": True}, 0.01),
-        ({"epsilon": 2.0, "epsilon_valid": False}, 0.01),
-        ({"epsilon": 1.0, "epsilon_valid": True}, 0.99),
+        spent(None),
+        spent(valid=False),
+        spent(delta=0.99),
+        spent(unit="client"),
+        spent(unit="client", adversary="reader"),
+        spent(group="who"),
     ],
 )
-def test_one_run_without_a_guarantee_leaves_none_for_all(other: tuple[dict[str, Any], float | None]) -> None:
-    """Infinite, of known noise, or with deltas that reach one together."""
-    assert added([({"epsilon": 2.0, "epsilon_valid": True}, 0.01), other]).endswith("all 2 together: none")
+def test_one_run_without_the_same_guarantee_leaves_none_for_all(other: tuple[dict[str, Any], Guarantee]) -> None:
+    """Infinite, of known noise, with deltas that reach one together, or of another unit or adversary."""
+    assert added([spent(), other]).endswith("all 2 together: none")

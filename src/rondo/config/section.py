@@ -1,4 +1,4 @@
-"""What a section of the configuration is, types that many keys have, and the sections that stand by themselves."""
+"""A section of the configuration, types that many keys have, and the sections that stand by themselves."""
 
 from __future__ import annotations
 

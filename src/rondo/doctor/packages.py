@@ -31,7 +31,7 @@ def python() -> Iterator[Finding]:
 
 
 def required() -> Iterator[Finding]:
-    """What every run needs, and what those packages and the installed extras ask for in turn."""
+    """The packages of every run, and the requirements of these packages and of the installed extras."""
     core = [*asked(RONDO), *map(Requirement, _NAMED)]
     for requirement in core:
         yield _compared(requirement.name, requirement)
@@ -42,7 +42,7 @@ def required() -> Iterator[Finding]:
 
 
 def extras() -> Iterator[Finding]:
-    """What only some runs need."""
+    """The packages of some runs."""
     for extra in _extras():
         requirements = asked(RONDO, extra)
         if missing := [f"'{_plain(r)}'" for r in requirements if _version(r.name) is None]:

@@ -178,13 +178,20 @@ def composed(runs: int, epsilon: float, delta: float) -> str:
     return f"each run by itself; all {runs} together: {bound}"
 
 
-def added(spent: Iterable[tuple[Mapping[str, Any], float | None]]) -> str:
+def added(spent: Iterable[tuple[Mapping[str, Any], Guarantee]]) -> str:
     """The sentence on runs of which records alone are known, on the same rows or not: epsilons add up, and so do deltas
-    (basic composition). ``spent``: of each run ``epsilon`` and ``epsilon_valid`` as its rounds have them, and delta."""
+    (basic composition). Promises of different units, or against different adversaries, do not add up to one.
+    ``spent``: of each run ``epsilon`` and ``epsilon_valid`` as its rounds have them, and its promise."""
     runs = list(spent)
     sums = (math.inf if not r["epsilon_valid"] or r["epsilon"] is None else r["epsilon"] for r, _ in runs)
-    epsilon, delta = math.fsum(sums), math.fsum(delta or 0.0 for _, delta in runs)
-    return composed(len(runs), epsilon if delta < 1 else math.inf, delta)
+    epsilon, delta = math.fsum(sums), math.fsum(promise.delta or 0.0 for _, promise in runs)
+    bounded = delta < 1 and alike(promise for _, promise in runs)
+    return composed(len(runs), epsilon if bounded else math.inf, delta)
+
+
+def alike(promises: Iterable[Guarantee]) -> bool:
+    """Whether promises are of one unit against one adversary, so that they compose."""
+    return len({(promise.units, promise.against) for promise in promises}) == 1
 
 
 def of_model(said: str | None, *, bare: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""What linear methods ask of a trainer beside :meth:`rondo.algorithm.Trainer.fit`: only some trainers can do it."""
+"""The trainer of linear methods, which solves least squares beside :meth:`rondo.algorithm.Trainer.fit`."""
 
 from __future__ import annotations
 

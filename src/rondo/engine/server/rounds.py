@@ -32,7 +32,7 @@ class Server:
     clients: Sequence[Client]
     transport: Transport
     sum: Sum
-    """Who takes part, and what the server learns of their uploads."""
+    """The draw of the clients of a round, and all that the server learns of their uploads."""
     rows: RowAccount | None
     """The account of private steps; None where no rows are protected."""
     sites: Mapping[str, Site]
@@ -192,7 +192,7 @@ def first_state(
 
 @dataclass(frozen=True)
 class _Gathered:
-    """What a round's exchanges brought, and the bytes that they cost."""
+    """The answers of a round's exchanges, and the bytes that they cost."""
 
     exchange: Exchange
     """The last one, whose uploads count."""

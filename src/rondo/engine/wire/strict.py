@@ -1,4 +1,4 @@
-"""What another party wrote, read strictly: JSON without repeated keys, of exactly the fields of a class.
+"""Strict reading of another party's JSON: JSON without repeated keys, of exactly the fields of a class.
 
 The fields' annotations are pydantic's, as those of the configuration. Whoever calls has counted the bytes.
 """

@@ -75,8 +75,8 @@ def others(path: Path, keys: SiteKeys) -> tuple[Enrolled, ...]:
 
 @dataclass(frozen=True)
 class Change:
-    """What a file of peers changes for a site's owner. ``keys``: fingerprints to compare by telephone, by what they are
-    of."""
+    """The changes that a file of peers makes for a site's owner. ``keys``: fingerprints to compare by telephone, by
+    what they are of."""
 
     said: str
     keys: Mapping[str, str] = field(default_factory=dict)

@@ -37,7 +37,7 @@ def account(lines: Iterable[AuditLine]) -> Iterator[str]:
 
 
 def _fault(line: AuditLine) -> str | None:
-    """What is wrong at ``line``, if anything."""
+    """The fault of ``line``; None without one."""
     if line.said:
         return f"{line.file} {line.said}"
     place = f"{line.file}, line {line.number}"

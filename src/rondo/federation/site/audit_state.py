@@ -1,4 +1,4 @@
-"""What a site knows of its audit without reading it: where its chain ends, and what counts against limits.
+"""A site's state of its audit, known without reading it: where its chain ends, and what counts against limits.
 
 It is a file of its own, so that an audit which was rotated by another program, cut or lost does not begin the limits
 again.

@@ -1,4 +1,4 @@
-"""What is behind the uploads of a site, over all runs: rows leave in blocks, and a seed is for one work.
+"""The rows and seeds behind the uploads of a site, over all runs: rows leave in blocks, and a seed is for one work.
 
 The difference of two uploads shows what is behind one of them alone. So a row belongs to a block of
 ``training.least_rows`` rows at least, for good. Blocks are trained on, held back and left out whole, and a pass over a

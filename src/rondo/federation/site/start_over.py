@@ -1,4 +1,4 @@
-"""What a site's owner does where the server counts on a state that the site's folder does not have any more."""
+"""A new start of a site whose folder has lost the state that the server counts on."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def guarantees(groups: Sequence[Group]) -> Table | None:
     """The guarantee of each run with ``[privacy]``, in a sentence."""
     runs = [run for group in groups for run in group.runs if run.rounds]
     rows = [[run.name, said] for run in runs if (said := run.rounds[-1].get("guarantee")) is not None]
-    spent = [(run.rounds[-1], run.guarantee.delta) for run in runs if "epsilon" in run.rounds[-1]]
+    spent = [(run.rounds[-1], run.guarantee) for run in runs if "epsilon" in run.rounds[-1]]
     title = "What is protected, and from whom" + (f"; {added(spent)}" if len(spent) > 1 else "")
     return Table(title, ("run", "guarantee"), rows, words=None) if rows else None
 

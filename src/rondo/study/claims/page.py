@@ -8,7 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from rondo.privacy.guarantee import added
+from rondo.privacy.guarantee import Guarantee, added
 from rondo.records import durable
 from rondo.records.curve import Curve
 from rondo.records.directory import RunDirectory, as_written
@@ -56,7 +56,7 @@ def _page(trials: Trials, of_claims: Sequence[Finding], curves: Mapping[str, lis
     over = "Scores over rounds and over bytes per client" if pictures.over_bytes(lines) else "Scores over rounds"
     edges = {} if entry.tuning is None else {arm: entry.tuning.at_edge(trials.tuned(arm)) for arm in curves}
     records = [curve.privacy for of_arm in curves.values() for curve in of_arm if curve.privacy is not None]
-    spent = [(record, record.get("delta")) for record in records if "epsilon" in record]
+    spent = [(record, Guarantee.of(record)) for record in records if "epsilon" in record]
     ways, versions = _made(finished(trials))
     return template("entry.md").render(
         trials=trials,

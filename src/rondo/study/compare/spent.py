@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rondo.errors import ConfigError
 from rondo.privacy.accounts.account import Account, Steps, read
-from rondo.privacy.guarantee import Guarantee, composed
+from rondo.privacy.guarantee import Guarantee, alike, composed
 from rondo.privacy.masking.noise_share import epsilon_of_shares
 from rondo.records.directory import RunDirectory
 from rondo.records.durable import Journal
@@ -37,7 +37,7 @@ def spent_together(folders: Iterable[Path]) -> str | None:
     delta = min(promise.delta or 1.0 for promise, _, _ in spent)
     shares = sum(account.shares for _, account, _ in spent)
     epsilon = max((epsilon_of_shares(steps, shares, delta) for steps in every.values()), default=0.0)
-    secret = all(account.noisy for _, account, _ in spent)
+    secret = all(account.noisy for _, account, _ in spent) and alike(promise for promise, _, _ in spent)
     return composed(len(spent), epsilon if secret else float("inf"), delta)
 
 
