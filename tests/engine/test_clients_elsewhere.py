@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -50,6 +50,9 @@ class Post:
     def present(self) -> set[str]:
         return self.parties.keys() - self.absent
 
+    def gather(self, drawn: Collection[str], least: int) -> None:
+        """It does not wait: who is absent stays so."""
+
     def send(self, client: str, data: bytes, largest: int) -> None:
         self.sent[client] = self.sent.get(client, 0) + Request.decode(data).parcel.num_bytes
         reply = self.parties[client].answer(data)
@@ -76,7 +79,7 @@ def federation(sim: Composed) -> tuple[Server, Post]:
         parties[name] = Party(member, sim.identity.model, local, scorer, kept, lambda answer: None, start)
     post = Post(parties)
     clients, sites = sim.population.clients, sim.network.sites
-    transport = RemoteTransport(post, sim.identity)
+    transport = RemoteTransport(post, sim.identity, 1)
     server = Server(
         sim.algorithm,
         sim.config,

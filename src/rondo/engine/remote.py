@@ -22,6 +22,10 @@ class Messenger(Protocol):
     def present(self) -> Collection[str]:
         """Ids of the clients that can be reached now."""
 
+    def gather(self, drawn: Collection[str], least: int) -> None:
+        """Wait until a round can have ``least`` clients: as many as that can be reached, and of those ``drawn`` too,
+        unless these stay away for long."""
+
     def send(self, client: str, data: bytes, largest: int) -> None:
         """Send a request. A reply of more than ``largest`` bytes may come as an empty one."""
 
@@ -33,12 +37,14 @@ class Messenger(Protocol):
 class RemoteTransport:
     """Remote clients, each training alone. See :class:`rondo.engine.transport.Transport`.
 
+    ``least``: clients without which a round does not begin, since it would be skipped.
     ``enough``: this many uploads end a round, and later ones come too late; None waits for all.
     ``named``: the clients of a round as requests name them; None: as many as are asked.
     """
 
     messenger: Messenger
     identity: Identity
+    least: int
     enough: int | None = None
     named: int | None = None
     _turnout: Turnout = field(default_factory=lambda: Turnout(()))
@@ -46,6 +52,7 @@ class RemoteTransport:
     def expected(self, clients: Sequence[Client], round: Round, failed: Collection[str]) -> Turnout:
         """Every client that can be reached when the round begins, and has not failed yet."""
         if not failed:
+            self.messenger.gather([c.id for c in clients], self.least)
             present = self.messenger.present()
             absent = {c.id: ClientFailed(c.id, "absent", "it is not connected") for c in clients if c.id not in present}
             self._turnout = Turnout(tuple(c for c in clients if c.id not in absent), absent)

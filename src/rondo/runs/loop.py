@@ -264,8 +264,9 @@ class Runner:
             log.writelines(f"{now} {visible(line)}\n" for line in lines)
 
     def _stop_after_skips(self) -> None:
-        """Raise :class:`RunStopped` if the last ``SKIPS`` rounds, or all of a shorter run, were skipped."""
-        if len(self.recent) < min(SKIPS, self.config.rounds) or not all(r["skipped"] for r in self.recent):
+        """Raise :class:`RunStopped` if the last ``SKIPS`` rounds, or all of a shorter run, were skipped by more than
+        the absence of clients, which ends by itself."""
+        if len(self.recent) < min(SKIPS, self.config.rounds) or not all(map(self._faulty, self.recent)):
             return
         last = self.recent[-1]
         failed = "; ".join(f"{f['client']}: {f['reason']} ({f['detail']})" for f in last["failed"][:3])
@@ -274,6 +275,11 @@ class Runner:
             f"{len(self.recent)} rounds in a row were skipped, the last: {reasons}. "
             "rondo resume --allow-nondeterministic goes on"
         )
+
+    def _faulty(self, record: Mapping[str, Any]) -> bool:
+        """Whether a round was skipped, and not because clients were absent."""
+        absent = record["failed"] and {f["reason"] for f in record["failed"]} == {"absent"}
+        return record["skipped"] is not None and not (absent and record["clients"] < self.config.clients.min_clients)
 
     def _on_test(self, rounds: int) -> dict[str, Any]:
         server = self.federation.server

@@ -15,8 +15,6 @@ from rondo.federation.server.remote_run import loaded, plan_of
 from rondo.federation.server.sites import Sites
 from rondo.runs.assembling.assembly import Assembly
 
-_SHOWN = 5
-"""Most sites in a line."""
 _BETWEEN = 1.0
 """Seconds between lines about the wait."""
 _LONGEST = 20_000
@@ -61,7 +59,7 @@ def _agreed_labels(
 
     if not sites.wait(seconds, all_have_told):
         consents = sites.consents()
-        missing = [problem for name, problem in _missing(sites, clients).items() if name not in consents]
+        missing = [problem for name, problem in sites.missing().items() if name not in consents]
         message = f"after {seconds:g} s not all labels are known: wait longer, or name them in task.labels"
         raise ConfigError([Problem("--wait", message), *missing])
     parts = {name: consent.labels for name, consent in sites.consents().items()}
@@ -106,7 +104,7 @@ def gather(
         take = "takes" if count == 1 else "take"
         remedy = "mend what the sites refuse" if waiting.refused else "wait longer"
         message = f"after {seconds:g} s {count} of {len(clients)} clients {take} part, and {rule}: {remedy}{fewer}"
-        raise ConfigError([Problem("--wait", message), *_missing(sites, clients).values()])
+        raise ConfigError([Problem("--wait", message), *sites.missing().values()])
 
 
 class _Waiting:
@@ -142,35 +140,11 @@ class _Waiting:
         return False
 
     def _line(self) -> str:
-        missing = [f"{p.path} {p.message}" for p in _missing(self._sites, self._clients).values()]
-        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         start, count = "waiting for", self.count
         if count < self._needed and self.settled:
             start = f"all sites have answered, and too few take part; waiting on, up to {self._seconds:g} s in all, for"
         take = "takes" if count == 1 else "take"
-        return f"{start} {len(self._clients)} clients; {count} {take} part, {', '.join(missing[:_SHOWN])}{more}"
-
-
-def _missing(sites: Sites, clients: Mapping[str, str]) -> dict[str, Problem]:
-    """Every site with clients that do not take part: the site with these clients, and its state."""
-    present, states = sites.present(), sites.states()
-    by_site: dict[str, list[str]] = {}
-    for client, site in clients.items():
-        if client not in present:
-            by_site.setdefault(site, []).append(client)
-    problems = {}
-    for name, missing in by_site.items():
-        state, reason = states.get(name, ("not connected", ""))
-        text = {
-            "not connected": "is not connected",
-            "connected": "is connected and has not answered",
-            "takes part": "takes part without these clients",
-            "refuses": f"refuses: {reason}",
-        }[state]
-        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
-        shown = name if missing == [name] else f"{name} ({', '.join(missing[:_SHOWN])}{more})"
-        problems[name] = Problem(shown, text)
-    return problems
+        return f"{start} {len(self._clients)} clients; {count} {take} part, {self._sites.absence()}"
 
 
 def _toml(label: str) -> str:

@@ -100,7 +100,8 @@ class AtSites:
         config, identity = run.config, Identity(self.saved.run, run.model_sha256)
         enough = config.clients.per_round if config.clients.over_select else None
         expected = config.clients.per_round or len(run.population.members)
-        transport = RemoteTransport(self.sites, identity, enough, expected if config.guarantee.secret_turnout else None)
+        named = expected if config.guarantee.secret_turnout else None
+        transport = RemoteTransport(self.sites, identity, max(1, protection.sum.least), enough, named)
         through: tuple[Transport, Sum] = (transport, protection.sum)
         if protection.masked is not None:
             rounds = MaskedRounds(transport, self.sites, protection.masked, self.saved, self.sites.tell)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -9,10 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from rondo.engine.wire.strict import Rejected, short
-from rondo.errors import StopRequested
+from rondo.errors import Problem, StopRequested
 from rondo.federation.environment import Environment
 from rondo.federation.plan import LARGEST, Consent, End, Plan
-from rondo.federation.server.standing import Standings, State
+from rondo.federation.server.standing import Standings, State, missing, some
 
 _PAUSE = 0.02
 """Seconds between looks for the answers to the end."""
@@ -20,7 +21,7 @@ _BREATH = 0.1
 """Least seconds between looks for sites: replies that come one after the other are no reason to look each time."""
 _LOOK = 0.5
 """Seconds between looks for sites and stops where nothing happens."""
-_DAY = 86400.0
+_MINUTE, _DAY = 60.0, 86400.0
 _TIMES = 10
 """Most times that a letter is sent: one that its site dies of would kill it after every restart."""
 
@@ -101,6 +102,10 @@ class Sites:
         """Numbers of training examples by client, of all sites that ever consented."""
         self._waiting: list[_Letter] = []
         self._states: dict[str, tuple[State, str]] = {}
+        self._drawn, self._least = frozenset[str](), 0
+        """The clients of the round, and how many of them it needs."""
+        self._waits = -math.inf
+        """When it was last told that a round waits for clients."""
         self._newcomers: set[str] = set()
         """Connected sites without a client in the run."""
         self._lock = threading.RLock()
@@ -164,6 +169,15 @@ class Sites:
                 else:
                     states[name] = ("connected", "")
         return states
+
+    def missing(self) -> dict[str, Problem]:
+        """Every site with clients that do not take part: the site with these clients, and its state."""
+        present = self.present()
+        return missing({c: site for c, site in self._site_of.items() if c not in present}, self.states())
+
+    def absence(self) -> str:
+        """The first of the missing sites in a line."""
+        return some([f"{problem.path} {problem.message}" for problem in self.missing().values()])
 
     def close(self, end: End | None) -> None:
         """End. ``end``: the run is over for good, and the connected sites are told so. None: it will go on, and they
@@ -289,6 +303,25 @@ class Sites:
                 for client in consent.clients
             }
 
+    def gather(self, drawn: Collection[str], least: int) -> None:
+        """See :class:`rondo.engine.remote.Messenger`. The ``drawn`` have ``patience`` seconds. Raises
+        :class:`StopRequested`."""
+        self.wait(math.inf, lambda: not self._too_few(len(self.present()), least))
+        self._drawn, self._least = frozenset(drawn), min(least, len(drawn))
+        self.wait(self._patience, lambda: len(self._drawn.intersection(self.present())) >= self._least)
+
+    def _too_few(self, count: int, least: int) -> bool:
+        """Whether ``count`` clients are too few for a round, which then waits and says so once a minute."""
+        few, now = count < least, time.monotonic()
+        if few and now - self._waits >= _MINUTE:
+            away = f"{count} of {len(self._site_of)} clients take part, and a round needs {least}"
+            self._told(f"{away}: waiting, {self.absence()}")
+            self._waits = now
+        elif not few and self._waits > -math.inf:
+            self._told("enough clients take part: going on")
+            self._waits = -math.inf
+        return few
+
     def send(self, client: str, data: bytes, largest: int) -> None:
         """See :class:`rondo.engine.remote.Messenger`."""
         self._waiting.append(_Letter(client, self._site_of[client], "round", data, largest, time.monotonic()))
@@ -342,17 +375,21 @@ class Sites:
 
     def _look_after(self, absent: dict[str, float]) -> None:
         """Send letters to sites that are there, and anew to those that came back. Give up letters that are overdue or
-        whose site stays away or came back and refuses the plan. ``absent``: since when each site has been away."""
+        whose site came back and refuses the plan, or stays away, unless the round then has too few clients.
+        ``absent``: since when each site has been away."""
         present, consents, now = self._link.present(), self.consents(), time.monotonic()
         with self._lock:
             refusing = {n for n, (since, c) in self._consents.items() if c.refused and present.get(n) == since}
         for name in present:
             absent.pop(name, None)
+        open_at = {letter.site for letter in self._waiting}
+        there = [c for c in self._drawn if self._site_of[c] in present or self._site_of[c] not in open_at]
+        few = self._too_few(len(there), self._least)
         for letter in list(self._waiting):
             site = letter.site
             overdue = self._deadline is not None and now - letter.sent > self._deadline
             anew = site in consents and present[site] != letter.since
-            away = site not in present and now - absent.setdefault(site, now) >= self._patience
+            away = site not in present and now - absent.setdefault(site, now) >= self._patience and not few
             if overdue or away or site in refusing or (anew and letter.times == _TIMES):
                 self._link.forget(letter.number)
                 self._waiting.remove(letter)

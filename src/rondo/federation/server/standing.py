@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rondo.engine.transport import Observer
+from rondo.errors import Problem
 from rondo.records import durable
 
 FILE = "sites.json"
 """The file of a run directory."""
+
+_SHOWN = 5
+"""Most sites or clients in a line."""
 
 State = Literal["not connected", "connected", "takes part", "refuses"]
 
@@ -100,6 +104,32 @@ def read(path: Path) -> dict[str, Standing]:
         return sites
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
+
+
+def missing(clients: Mapping[str, str], states: Mapping[str, tuple[State, str]]) -> dict[str, Problem]:
+    """The sites of ``clients``, which do not take part: each site with these clients, and its state.
+
+    ``clients``: the site of each. ``states``: the state of each site, and the reason of one that refuses."""
+    by_site: dict[str, list[str]] = {}
+    for client, site in clients.items():
+        by_site.setdefault(site, []).append(client)
+    problems = {}
+    for name, of_site in by_site.items():
+        state, reason = states.get(name, ("not connected", ""))
+        text = {
+            "not connected": "is not connected",
+            "connected": "is connected and has not answered",
+            "takes part": "takes part without these clients",
+            "refuses": f"refuses: {reason}",
+        }[state]
+        problems[name] = Problem(name if of_site == [name] else f"{name} ({some(of_site)})", text)
+    return problems
+
+
+def some(names: Sequence[str]) -> str:
+    """The first of ``names``, and how many more there are."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def _now() -> str:

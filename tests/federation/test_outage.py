@@ -1,0 +1,75 @@
+"""Sites that are away cost no round: the run waits for them, and goes on."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from parties import Parties
+from test_federation import Watching, assert_equal, config, simulated
+
+from rondo.runs.watching.progress import Quiet
+
+AWAY = "0 of 3 clients take part, and a round needs 1: waiting, north (ann) is not connected"
+
+
+def test_run_waits_while_all_sites_are_away(folder: Path, tmp_path: Path) -> None:
+    run = config(folder, rounds=4)
+    expected = simulated(folder, run, tmp_path / "simulation")
+    parties = Parties(folder)
+
+    def come_back() -> None:
+        parties.until(AWAY)
+        for site in parties.sites:
+            parties.start(site)
+
+    def leave(done: int) -> None:
+        if done == 2:
+            for site in list(parties.running):
+                parties.stop(site)
+            threading.Thread(target=come_back).start()
+
+    result = parties.run(run, tmp_path / "run", observer=Watching(leave), patience=0.1)
+    assert_equal(result, expected)
+    assert "enough clients take part: going on" in parties.told
+
+
+def test_round_waits_for_sites_that_leave_within_it(folder: Path, tmp_path: Path) -> None:
+    """They were asked, so their letters wait for them; ``patience`` is for sites without which a round goes on."""
+    run = config(folder, rounds=3)
+    expected = simulated(folder, run, tmp_path / "simulation")
+    parties = Parties(folder)
+
+    def come_back() -> None:
+        parties.until(AWAY)
+        for site in parties.sites:
+            parties.start(site)
+
+    class Leaving(Quiet):
+        def round_started(self, index: int, clients: int) -> None:
+            if index == 1:
+                for site in list(parties.running):
+                    parties.stop(site)
+                threading.Thread(target=come_back).start()
+
+    assert_equal(parties.run(run, tmp_path / "run", observer=Leaving(), patience=0.1), expected)
+
+
+def test_unlucky_draws_do_not_end_a_run(folder: Path, tmp_path: Path) -> None:
+    """A client of a round's draw stays away, and others are there: the next round draws anew, as often as it takes."""
+    run = config(
+        folder,
+        rounds=6,
+        task={"labels": ["neg", "pos"]},
+        clients={"per_round": 2, "min_clients": 2, "sampling": "uniform"},
+    )
+    parties = Parties(folder, {"south": ("bob", "cid")})
+    result = parties.run(run, tmp_path / "run", answered=("south",), patience=0.1)
+    skipped = [record["skipped"] is not None for record in result.history]
+    assert 3 in [sum(skipped[i : i + 3]) for i in range(4)]
+    assert len(skipped) == 6
+    assert False in skipped
