@@ -10,20 +10,18 @@ import pytest
 pytest.importorskip("flwr")
 
 from parties import Parties
-from test_federation import Watching, assert_equal, config, simulated
+from test_federation import Watching, assert_equal, config, simulated, until
 
 from rondo.runs.watching.progress import Quiet
 
-AWAY = "0 of 3 clients take part, and a round needs 1: waiting, north (ann) is not connected"
-
 
 def test_run_waits_while_all_sites_are_away(folder: Path, tmp_path: Path) -> None:
-    run = config(folder, rounds=4)
+    run = config(folder, rounds=4, clients={"min_clients": 3})
     expected = simulated(folder, run, tmp_path / "simulation")
     parties = Parties(folder)
 
     def come_back() -> None:
-        parties.until(AWAY)
+        until(lambda: [line for line in parties.told if "clients take part, and a round needs 3: waiting, " in line])
         for site in parties.sites:
             parties.start(site)
 
@@ -40,12 +38,12 @@ def test_run_waits_while_all_sites_are_away(folder: Path, tmp_path: Path) -> Non
 
 def test_round_waits_for_sites_that_leave_within_it(folder: Path, tmp_path: Path) -> None:
     """They were asked, so their letters wait for them; ``patience`` is for sites without which a round goes on."""
-    run = config(folder, rounds=3)
+    run = config(folder, rounds=3, clients={"min_clients": 3})
     expected = simulated(folder, run, tmp_path / "simulation")
     parties = Parties(folder)
 
     def come_back() -> None:
-        parties.until(AWAY)
+        until(lambda: [line for line in parties.told if "clients take part, and a round needs 3: waiting, " in line])
         for site in parties.sites:
             parties.start(site)
 

@@ -21,7 +21,7 @@ from parties import LABELS, OPEN, SITES, Parties, configuration
 import rondo
 from rondo.federation import environment
 from rondo.federation.plan import Consent
-from rondo.federation.server.status import status_lines
+from rondo.federation.server.status import status, status_lines
 from rondo.records.durable import Journal
 from rondo.runs.watching.progress import Quiet
 
@@ -64,6 +64,9 @@ def test_states_while_it_runs_after_a_crash_and_at_the_end(folder: Path) -> None
         assert re.fullmatch(f"{name}: takes part since {TIME}; it last answered in round 2, at {TIME}", line)
 
     parties.resume(folder / "run")
+    for_programs = status(folder / "run")
+    assert (for_programs["state"], for_programs["round"], for_programs["rounds"]) == ("finished", 3, 3)
+    assert {name: site["rounds"] for name, site in for_programs["sites"].items()} == {"north": 3, "south": 3}
     finished = list(status_lines(folder / "run"))
     assert finished[0] == "fedit: finished, 3 of 3 rounds"
     assert finished[3:] == ["north: took part (3 rounds)", "south: took part (3 rounds)"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,7 @@ from rondo.cli.federate_site import (
     Data,
     Insecure,
     Keys,
+    Monitor,
     Server,
     State,
     Test,
@@ -50,6 +52,7 @@ def server(
     wait: Annotated[float, typer.Option(help="seconds to wait for all clients before the first round")] = 600.0,
     patience: Annotated[float, typer.Option(help="seconds to wait for a site that is not connected any more")] = 60.0,
     insecure: Annotated[bool, typer.Option("--insecure", help="without TLS, on the loopback address only")] = False,
+    monitor: Monitor = None,
 ) -> None:
     """Run a configuration with the sites of a roster: they have the rows and train, and only factors travel."""
     with user_errors():
@@ -63,7 +66,7 @@ def server(
         settings = load(config, [*(sets or []), *ROWS_AT_SITES], check_paths=False)
 
         host, port = _host_and_port(listen)
-        listening = Listening(keys, host, port, insecure, wait, patience)
+        listening = Listening(keys, host, port, insecure, wait, patience, monitor)
 
         def started(observer: Any, stop: Any) -> Any:
             from rondo.federation.server.run import serve
@@ -147,12 +150,18 @@ def app(
 
 
 @federate.command()
-def status(run_dir: Annotated[Path, typer.Argument(help="the run directory of a federation")]) -> None:
+def status(
+    run_dir: Annotated[Path, typer.Argument(help="the run directory of a federation")],
+    as_json: Annotated[bool, typer.Option("--json", help="print it for programs")] = False,
+) -> None:
     """Show a federation's run: its last round, its clients, its bytes and its scores."""
     with user_errors(), headed("rondo federate status"):
-        from rondo.federation.server.status import status_lines
+        from rondo.federation.server import status as of_run
 
-        for line in status_lines(run_dir):
+        if as_json:
+            print(json.dumps(of_run.status(run_dir), indent=2))
+            return
+        for line in of_run.status_lines(run_dir):
             print(visible(line))
 
 

@@ -33,6 +33,9 @@ State = Annotated[
     Path | None, typer.Option(help="where the site keeps its state and its audit; default: runs/site-NAME")
 ]
 Wait = Annotated[float, typer.Option(help="seconds to wait for a server that is not there yet")]
+Monitor = Annotated[
+    str | None, typer.Option(help="HOST:PORT for /healthz and /metrics, for instance 127.0.0.1:9464; default: none")
+]
 Insecure = Annotated[bool, typer.Option("--insecure", help="without TLS")]
 
 

@@ -16,6 +16,7 @@ REQUIREMENTS = {
     "lm_eval": "lm-eval>=0.4.13,<0.5",
     "mlflow": "mlflow>=3.0",
     "optuna": "optuna>=4.0",
+    "prometheus_client": "prometheus-client>=0.20",
     "ray": "ray>=2.55",
     "sklearn": "scikit-learn>=1.5",
     "tensorboard": "tensorboard>=2.15",

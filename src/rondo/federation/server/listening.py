@@ -14,6 +14,7 @@ from rondo.federation.identity.keys import ServerKeys
 from rondo.federation.identity.roster import FILE, Enrolled, Roster
 from rondo.federation.letter import PORT
 from rondo.federation.server.line.superlink import SuperLink
+from rondo.federation.server.renewal import renewed
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Listening:
     - ``insecure``: without TLS, on the loopback address only.
     - ``wait``: seconds that it waits for all clients before the first round, or for enough of them.
     - ``patience``: seconds that a round waits for a site that is not connected any more.
+    - ``monitor``: the address of its ``/healthz`` and ``/metrics``, HOST:PORT; None has none.
     """
 
     keys: Path
@@ -33,6 +35,7 @@ class Listening:
     insecure: bool = False
     wait: float = 600.0
     patience: float = 60.0
+    monitor: str | None = None
 
     def check(self) -> None:
         """Raise :class:`ConfigError` for times that are none, and where anybody could read along."""
@@ -53,7 +56,8 @@ def link(listening: Listening, clients: Clients, told: Callable[[str], None]) ->
     try:
         line.start()
         told(f"listening on {listening.host}:{line.port} for {len(clients)} clients")
-        yield line
+        with renewed(listening.keys, line, clients.roster, told):
+            yield line
     finally:
         line.stop()
 

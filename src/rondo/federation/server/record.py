@@ -52,7 +52,7 @@ class Record:
         """The record of a run. Raises :class:`ConfigError` for one that no server has written."""
         content = directory.read(FILE)
         try:
-            known = {f.name: content["listening"][f.name] for f in fields(Listening)}
+            known = {f.name: content["listening"].get(f.name, f.default) for f in fields(Listening)}
             listening = Listening(**{**known, "keys": Path(known["keys"])})
             sites = {n: {"clients": list(s["clients"]), "key": str(s["key"])} for n, s in content["roster"].items()}
             ranks = None if content["ranks"] is None else {c: int(rank) for c, rank in content["ranks"].items()}

@@ -17,9 +17,11 @@ from rondo.config.schema import RunConfig
 from rondo.engine.transport import Observer, Tee
 from rondo.errors import ConfigError, DiskFailed, RunInterrupted, RunStopped, StopRequested, headed
 from rondo.federation.identity.keys import ServerKeys
+from rondo.federation.monitor import monitored
 from rondo.federation.plan import End
 from rondo.federation.server import standing
 from rondo.federation.server.gathering import gather, started
+from rondo.federation.server.gauges import Gauges
 from rondo.federation.server.line.superlink import SuperLink
 from rondo.federation.server.listening import Clients, Listening, link
 from rondo.federation.server.record import FILE, Record
@@ -35,6 +37,7 @@ from rondo.federation.server.remote_run import (
     with_clients,
     without_rows,
 )
+from rondo.federation.server.renewal import ends
 from rondo.federation.server.saved_sum import SavedSum
 from rondo.federation.server.sites import Sites
 from rondo.federation.server.standing import Attendance
@@ -43,6 +46,7 @@ from rondo.records.directory import RunDirectory
 from rondo.records.durable import written
 from rondo.records.manifest import must_equal, tests_of
 from rondo.runs import launch
+from rondo.runs.assembling.assembly import Assembly
 from rondo.runs.assembling.device import find_device
 from rondo.runs.launch import locked
 from rondo.runs.loop import Onlooker
@@ -90,8 +94,7 @@ def serve(
         settings = assembly.config  # with the date that the sites' rows are to have
     with link(listening, clients, told) as line:
         record = Record(secrets.token_hex(8), replace(listening, port=line.port))
-        sites = _sites(line, clients, settings, record, listening.patience, told, stop)
-        with _closing(sites):
+        with _served(line, clients, settings, record, listening, told, stop) as (sites, gauges):
             assembly = started(settings, device, assembly, sites, record.run, clients, listening.wait, told)
             clients.begin()
             record.enrol(clients.sites)
@@ -105,7 +108,7 @@ def serve(
                 saved.path = directory.path
                 told(record.bits(noise=settings.guarantee.draws_noise))
 
-            seen = Tee(Attendance(sites.standings, clients), observer)
+            seen = Tee(Attendance(sites.standings, clients), gauges, observer)
             return launch.start(assembly, run_dir, Onlooker(seen, stop, began), prepare)
 
 
@@ -145,50 +148,60 @@ def resume(
         check_clients(settings, len(clients))
         assembly = loaded(settings, run.device, tuple(map(str, run.manifest.get("labels", ()))))
         ranks = ranks_of(assembly, clients, record.ranks)
-        now = launch.manifest(with_clients(assembly, clients, dict, ranks))
-        before = {**run.manifest, "partition": tests_of(directory.read("partition.json"))}
-        after = {**now, "partition": tests_of(assembly.population.report)}
-        must_equal(before, after, whatever=allow_nondeterministic)
-        with link(listening, clients, told) as line:
-            sites = _sites(line, clients, settings, record, listening.patience, told, stop)
-            with _closing(sites):
-                sites.counts |= _counts(directory)
-                sites.offer(plan_of(settings, record.run, assembly.labels, assembly.model_sha256))
-                gather(settings, sites, clients, listening.wait, told, resumed=True)
-                saved = SavedSum(record.run, directory.path)
-                assembly = at_sites(with_clients(assembly, clients, sites.examples, ranks), sites, saved)
+        _check_same(run.manifest, directory, with_clients(assembly, clients, dict, ranks), allow_nondeterministic)
+        with (
+            link(listening, clients, told) as line,
+            _served(line, clients, settings, record, listening, told, stop) as (sites, gauges),
+        ):
+            sites.counts |= _counts(directory)
+            sites.offer(plan_of(settings, record.run, assembly.labels, assembly.model_sha256))
+            gather(settings, sites, clients, listening.wait, told, resumed=True)
+            saved = SavedSum(record.run, directory.path)
+            assembly = at_sites(with_clients(assembly, clients, sites.examples, ranks), sites, saved)
 
-                def prepare() -> None:
-                    record.enrol(clients.sites, changes)
-                    record.ranks = ranks
-                    _keep(record, sites, directory)
-                    if changes:
-                        with written(directory.path):
-                            directory.write("partition.json", assembly.population.report)
+            def prepare() -> None:
+                record.enrol(clients.sites, changes)
+                record.ranks = ranks
+                _keep(record, sites, directory)
+                if changes:
+                    with written(directory.path):
+                        directory.write("partition.json", assembly.population.report)
 
-                onlooker = Onlooker(Tee(Attendance(sites.standings, clients, record.resumed), observer), stop, began)
-                return launch.go_on(assembly, directory, onlooker, prepare, past_skips=allow_nondeterministic)
+            attendance = Attendance(sites.standings, clients, record.resumed)
+            onlooker = Onlooker(Tee(attendance, gauges, observer), stop, began)
+            return launch.go_on(assembly, directory, onlooker, prepare, past_skips=allow_nondeterministic)
 
 
-def _sites(
+def _check_same(before: Mapping[str, Any], directory: RunDirectory, now: Assembly, whatever: bool) -> None:
+    """Raise :class:`ConfigError` if the run is not the one of ``directory``, whose manifest is ``before``."""
+    before = {**before, "partition": tests_of(directory.read("partition.json"))}
+    must_equal(before, {**launch.manifest(now), "partition": tests_of(now.population.report)}, whatever=whatever)
+
+
+@contextmanager
+def _served(
     line: SuperLink,
-    clients: Mapping[str, str],
+    clients: Clients,
     config: RunConfig,
     record: Record,
-    patience: float,
+    listening: Listening,
     told: Callable[[str], None],
     stop: threading.Event,
-) -> Sites:
-    return Sites(
+) -> Iterator[tuple[Sites, Gauges]]:
+    """Within, the run's sites are served, and its monitor."""
+    sites = Sites(
         line,
         clients,
         deadline=config.clients.deadline,
-        patience=patience,
+        patience=listening.patience,
         stop=stop,
         told=told,
         most=config.admission.max_examples,
         computes=record.computes,
     )
+    gauges = Gauges(config, sites, lambda: ends(listening.keys, clients.roster()))
+    with monitored(listening.monitor, gauges.health), _closing(sites):
+        yield sites, gauges
 
 
 def _keep(record: Record, sites: Sites, directory: RunDirectory) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from rondo.errors import ConfigError
 from rondo.federation.server import record, standing
@@ -16,15 +18,36 @@ from rondo.report.terminal import human_bytes
 from rondo.runs.watching.progress import measured
 
 
-def status_lines(run_dir: Path) -> Iterator[str]:
-    """Lines about the run in ``run_dir``. Raises :class:`ConfigError` if it is not of a federation."""
+def status(run_dir: Path) -> dict[str, Any]:
+    """The state of the run in ``run_dir``, for programs: ``state``, ``round`` of ``rounds``, bytes in all, the last
+    round's record, and the standing of each site. Raises :class:`ConfigError` if it is not of a federation."""
+    directory, history, state = _opened(run_dir)
+    config, sites = directory.config(), standing.read(directory.path / standing.FILE)
+    return {
+        "algorithm": config.algorithm.name,
+        "state": state,
+        "round": len(history),
+        "rounds": config.rounds,
+        **{key: sum(record[key] for record in history) for key in ("bytes_up", "bytes_down")},
+        "last": history[-1] if history else None,
+        "sites": {name: asdict(site) for name, site in sites.items()},
+    }
+
+
+def _opened(run_dir: Path) -> tuple[RunDirectory, list[dict[str, Any]], str]:
+    """The directory of a run, its rounds, and whether it is finished, running or not running."""
     directory = RunDirectory.open(run_dir)
     if not (directory.path / record.FILE).is_file():
         raise ConfigError.at("RUN_DIR", f"{str(run_dir)!r} is a simulation: it has no sites")
-    config, about = directory.config(), Record.read(directory)
     history = directory.rounds() if directory.metrics.is_file() else []
     with durable.locked(directory.path) as idle:
-        state = "finished" if directory.finished else "not running" if idle else "running"
+        return directory, history, "finished" if directory.finished else "not running" if idle else "running"
+
+
+def status_lines(run_dir: Path) -> Iterator[str]:
+    """Lines about the run in ``run_dir``. Raises :class:`ConfigError` if it is not of a federation."""
+    directory, history, state = _opened(run_dir)
+    config, about = directory.config(), Record.read(directory)
     yield f"{config.algorithm.name}: {state}, {len(history)} of {config.rounds} rounds"
     if history:
         last = history[-1]

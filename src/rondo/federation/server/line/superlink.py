@@ -73,6 +73,15 @@ class SuperLink:
                 raise ConfigError.at("--keys", "the certificate cannot be used: make another one", "rondo federate")
             time.sleep(0.01)
 
+    def renew(self, certificate: Path, key: Path) -> None:
+        """Show another certificate to whoever connects from now on. Raises :class:`ConfigError`."""
+        context = self._server.config.ssl
+        if context is not None:
+            try:
+                context.load_cert_chain(certificate, key)
+            except OSError as error:
+                raise ConfigError.at("--keys", f"the certificate cannot be used: {error}") from None
+
     def stop(self) -> None:
         """Stop serving. Letters that are on their way are lost."""
         self._server.should_exit = self._server.force_exit = True

@@ -1,0 +1,118 @@
+"""What a monitor learns of a server and of a site, and what their owners are told of keys that end."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.request
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+
+import pytest
+
+pytest.importorskip("flwr")
+pytest.importorskip("prometheus_client")
+
+from parties import Parties
+from test_federation import Watching, config
+
+from rondo.errors import ConfigError
+from rondo.federation.identity import keys
+from rondo.federation.monitor import Health, days_left, ending, monitored
+
+
+def free() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+def asked(address: str, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://{address}/{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def numbers(text: str) -> dict[str, float]:
+    """The samples of a page of metrics."""
+    lines = (line.split() for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, value in lines}
+
+
+def test_server_tells_its_monitor_of_the_run(folder: Path, tmp_path: Path) -> None:
+    address, seen = free(), dict[str, Any]()
+
+    def look(done: int) -> None:
+        if done == 2:
+            seen["healthz"], seen["metrics"] = asked(address, "healthz"), asked(address, "metrics")
+
+    result = Parties(folder).run(config(folder, rounds=2), tmp_path / "run", observer=Watching(look), monitor=address)
+    code, text = seen["healthz"]
+    told = json.loads(text)
+    up = sum(record["bytes_up"] for record in result.history)
+    assert (code, told["healthy"], told["round"], told["rounds"], told["bytes_up"]) == (200, True, 2, 2, up)
+    of_prometheus = numbers(seen["metrics"][1])
+    assert {name.removeprefix("rondo_"): value for name, value in of_prometheus.items()} == {
+        name: value for name, value in told.items() if name != "fault"
+    }
+    assert (told["sites"], told["sites_taking_part"], told["refused_uploads"]) == (2, 2, 0)
+    assert told["days_to_first_expiry"] in (9, 10)
+
+
+def test_program_that_does_nothing_useful_is_not_healthy() -> None:
+    address = free()
+    with monitored(address, lambda: Health("it refuses the plan", {"round": 3})):
+        assert asked(address, "healthz") == (503, '{"healthy": false, "fault": "it refuses the plan", "round": 3}\n')
+        assert numbers(asked(address, "metrics")[1]) == {"rondo_healthy": 0, "rondo_round": 3}
+        assert asked(address, "else")[0] == 404
+
+
+@pytest.mark.parametrize("address", ["9464", "127.0.0.1:", "127.0.0.1:99999", "no.such.host.invalid:9464"])
+def test_address_that_is_none_is_refused(address: str) -> None:
+    with (
+        pytest.raises(ConfigError, match=r"give HOST:PORT, for instance 127\.0\.0\.1:9464"),
+        monitored(address, Health),
+    ):
+        pass
+
+
+def test_end_of_a_key_is_told_from_thirty_days_on() -> None:
+    ends = {"a": date(2026, 3, 31), "b": date(2026, 4, 1), "c": date(2026, 3, 1), "d": date(2026, 2, 28)}
+    assert list(ending(ends, date(2026, 3, 1))) == [
+        "a ends in 30 days, on 2026-03-31: renew it",
+        "c ends in 0 days, on 2026-03-01: renew it",
+        "d ended on 2026-02-28: renew it",
+    ]
+    assert days_left(ends.values(), date(2026, 2, 27)) == 1
+
+
+def test_renewed_certificate_is_taken_while_the_server_runs(folder: Path, tmp_path: Path) -> None:
+    address, seen, parties = free(), dict[str, Any](), Parties(folder)
+
+    def renew(done: int) -> None:
+        if done == 1:
+            seen["before"] = certificate_at(parties.port, folder)
+            keys.renew([], folder / "keys", days=400)
+            parties.until("the server's certificate was renewed, and is in use")
+            seen["after"] = certificate_at(parties.port, folder)
+
+    parties.run(config(folder, rounds=2), tmp_path / "run", observer=Watching(renew), monitor=address)
+    later = datetime.now(UTC) + timedelta(days=300)
+    assert seen["before"] < later < seen["after"]
+    assert parties.told[1].startswith("the server's certificate ends in ")
+
+
+def certificate_at(port: int, folder: Path) -> datetime:
+    """When the certificate that a server shows ends."""
+    import ssl
+
+    context = ssl.create_default_context(cafile=str(folder / "keys" / "server" / "ca.crt"))
+    with (
+        socket.create_connection(("127.0.0.1", port), 10) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as line,
+    ):
+        end = line.getpeercert()["notAfter"]  # type: ignore[index]
+    return datetime.fromtimestamp(ssl.cert_time_to_seconds(str(end)), UTC)
