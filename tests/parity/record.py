@@ -42,6 +42,14 @@ BASE: dict[str, Any] = {
     "train": {"lr": 0.01, "batch_size": 4, "local_epochs": 1},
     "evaluation": {"clients_every": 2, "diagnostics_every": 2},
 }
+PRIVATE: dict[str, Any] = {
+    "task": {**TEXT, "labels": ["neg", "pos"]},
+    "privacy": {"adversary": "reader", "unit": "client", "clip": 0.5, "noise": 1.0, "delta": 1e-3, "debug_seed": 7},
+    "clients": {"sampling": "poisson", "per_round": 3, "weighting": "uniform"},
+    "data": {"validation_fraction": 0.0},
+    "evaluation": {"clients_every": 0, "diagnostics_every": 0},
+}
+"""Noise of a known seed, so that the bits are those of another commit."""
 LM = {
     "model": {"name": "./llama"},
     "adapter": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]},
@@ -78,6 +86,21 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "slots": {"algorithm": {"name": "lora-a2"}, "admission": {"max_norm": 1.0, "clip": True}},
     "gram": {"algorithm": {"name": "florg"}, "train": {"optimizer": "sgd", "momentum": 0.9, "lr": 0.05}},
     "upper-layers": {"adapter": {"layers_to_transform": [1], "lora_dropout": 0.1}, "evaluation": {"local_only": True}},
+    "private-clients": PRIVATE,
+    "private-adaptive": {**PRIVATE, "privacy": {**PRIVATE["privacy"], "clip": "adaptive"}},
+    "private-rows": {
+        **PRIVATE, "privacy": {**PRIVATE["privacy"], "unit": "example"}, "adapter": {"lora_dropout": 0.1},
+    },
+    "masked": {
+        **PRIVATE,
+        "privacy": {"adversary": "server", "secure_aggregation": True, "clip": 10.0},
+        "clients": {"per_round": 3, "weighting": "examples"},
+    },
+    "masked-noise": {
+        **PRIVATE,
+        "privacy": {**PRIVATE["privacy"], "adversary": "server", "secure_aggregation": True, "ring": 64},
+        "clients": {"sampling": "full", "per_round": None, "weighting": "uniform"},
+    },
 }  # fmt: skip
 
 
@@ -171,6 +194,7 @@ def digests(folder: Path) -> dict[str, str]:
             json.dumps(timeless(json.loads(content(folder / "manifest.json"))), sort_keys=True).encode()
         ),
         "config.toml": sha256(content(folder / "config.toml")),
+        **{f.name: sha256(content(f)) for f in folder.glob("privacy.jsonl")},
     }
 
 
