@@ -26,7 +26,7 @@ from rondo.algorithm import Client, Upload
 from rondo.engine.wire import masked
 from rondo.engine.wire.envelope import Envelope, decode_upload, encode_upload
 from rondo.federation.identity import peers
-from rondo.privacy.masking.fixed_point import FixedPoint, Ring
+from rondo.privacy.masking.integers import FixedPoint, Ring
 from rondo.privacy.masking.opening import ServerSession
 from rondo.privacy.masking.session import SiteSession, Terms
 from rondo.privacy.masking.shares import threshold_of

@@ -10,7 +10,7 @@ from functools import partial
 import numpy
 from numpy.typing import NDArray
 
-from rondo.privacy.masking.fixed_point import Ring
+from rondo.privacy.masking.integers import Ring
 from rondo.privacy.masking.opening import NoSum, ServerSession
 from rondo.privacy.masking.session import Sent, Shares, SiteSession, Terms
 from rondo.privacy.masking.shares import threshold_of

@@ -16,7 +16,7 @@ from rondo.algorithm import Algorithm, Round, Upload
 from rondo.config.schema import PrivacyConfig, RunConfig
 from rondo.params import Params
 from rondo.privacy.accounts.account import Account
-from rondo.privacy.masking.fixed_point import FixedPoint
+from rondo.privacy.masking.integers import FixedPoint
 from rondo.privacy.mechanism.clip import clipped
 from rondo.privacy.sums.private_sum import PrivateSum
 

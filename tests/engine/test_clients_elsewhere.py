@@ -30,7 +30,7 @@ from rondo.engine.wire.parcel import Parcel, StartVersions, start_of
 from rondo.engine.wire.strict import Rejected
 from rondo.lowrank import GrowingSum
 from rondo.params import num_bytes, pick
-from rondo.privacy.accounts.rows import counted_by_the_server
+from rondo.privacy.accounts.account import counted_by_the_server
 from rondo.privacy.sums.sum import SingleUploads
 from tiny_federation import ALONE, HEADS_OF_KINDS, SIZES, config, make, population
 

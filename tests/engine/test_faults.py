@@ -16,7 +16,7 @@ from rondo.engine.transport import Answer, Turnout, Work
 from rondo.engine.wire import serialization
 from rondo.engine.wire.envelope import Identity
 from rondo.privacy.sums import sum as sums
-from rondo.privacy.sums.sampling import sample
+from rondo.privacy.sums.sum import sample
 from rondo.tasks.language.text import TextExample
 from tiny_federation import ALLOWED, ALONE, NAMES, POISON, SIZES, config, make, population
 

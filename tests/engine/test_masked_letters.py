@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from masked_rounds import make_sites, signs, terms_for
 from rondo.engine.wire import masked
 from rondo.engine.wire.strict import Rejected
-from rondo.privacy.masking.fixed_point import Ring
+from rondo.privacy.masking.integers import Ring
 from rondo.privacy.masking.opening import ServerSession
 
 NAMES = ("a", "b", "st-anna")

@@ -30,7 +30,7 @@ from rondo.engine.wire.parcel import version
 from rondo.lowrank import GrowingSum, LowRank, total
 from rondo.params import HEAD_PREFIX, adapted_modules, head, num_bytes, pick
 from rondo.privacy.sums import sum as sums
-from rondo.privacy.sums.sampling import sample
+from rondo.privacy.sums.sum import sample
 from rondo.tasks.language.text import TextExample
 from tiny_federation import (
     ALONE,

@@ -45,7 +45,7 @@ from rondo.federation.site.sum_allowance import allowance_of
 from rondo.federation.site.sum_state import Learned, SumState
 from rondo.federation.site.sums import Sums
 from rondo.privacy.masking import masks
-from rondo.privacy.masking.noise_share import NoiseShare, epsilon_of_shares
+from rondo.privacy.masking.integers import NoiseShare, epsilon_of_shares
 from rondo.privacy.masking.session import SiteSession
 from rondo.privacy.masking.shares import threshold_of
 from rondo.privacy.sums.masked_sum import masked_sum

@@ -39,8 +39,8 @@ from rondo.federation.site.sum_state import SumState
 from rondo.federation.site.sums import Sums
 from rondo.privacy.accounts.account import Entry
 from rondo.privacy.accounts.accountant import epsilon
-from rondo.privacy.masking import noise_share
-from rondo.privacy.masking.noise_share import NoiseShare, stream_of
+from rondo.privacy.masking import integers
+from rondo.privacy.masking.integers import NoiseShare, stream_of
 from rondo.privacy.masking.opening import NoSum
 from rondo.privacy.masking.session import Refused, SiteSession
 
@@ -334,7 +334,7 @@ BUGS: dict[str, tuple[tuple[Any, str, Any], Law]] = {
         (NoiseShare, "deviation", lambda share, threshold: DEVIATION(replace(share, colluding=0), 3)),
         noise_is_the_share_of_the_threshold,
     ),
-    "clip left out": ((noise_share, "clipped", lambda change, bound: change), change_is_within_the_clip),
+    "clip left out": ((integers, "clipped", lambda change, bound: change), change_is_within_the_clip),
     "noise of another sum": (
         (module, "stream_of", lambda seed, attempt, client: stream_of(0, attempt, client)),
         noise_of_another_set_is_other_noise,
@@ -397,7 +397,7 @@ def test_no_vector_without_honest_noise(server: Server) -> None:
 
 def test_change_that_no_bound_holds_does_not_leave(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     own = server.ready()
-    monkeypatch.setattr(noise_share, "clipped", lambda change, bound: change * math.nan)
+    monkeypatch.setattr(integers, "clipped", lambda change, bound: change * math.nan)
     with refused("unbounded: "):
         server.masked(server.named(own))
 

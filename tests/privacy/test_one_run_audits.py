@@ -31,7 +31,7 @@ from rondo.engine.client.trainer import CohortTrainer
 from rondo.models.networks.network import Network
 from rondo.privacy.accounts.account import Account, Entry
 from rondo.privacy.accounts.accountant import epsilon_of_steps
-from rondo.privacy.masking.noise_share import NoiseShare
+from rondo.privacy.masking.integers import NoiseShare
 from rondo.privacy.masking.shares import threshold_of
 from rondo.privacy.mechanism.noise import noised
 from rondo.privacy.steps import private_step

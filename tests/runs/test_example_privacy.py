@@ -26,9 +26,8 @@ from rondo.engine.simulation import Simulation, decode_answers, encode_answers
 from rondo.engine.transport import Answer
 from rondo.errors import ConfigError, DiskFailed, RunStopped
 from rondo.models.loading.peft import read_tensors
-from rondo.privacy.accounts.account import Account, read
+from rondo.privacy.accounts.account import Account, RowAccount, read
 from rondo.privacy.accounts.accountant import epsilon, epsilon_of_steps
-from rondo.privacy.accounts.rows import RowAccount
 from rondo.records.directory import RunDirectory
 from rondo.runs import runner
 from rondo.runs.assembling.private import row_account

@@ -200,7 +200,7 @@ def _shares(
     counts."""
     from rondo.errors import ConfigError
     from rondo.privacy.accounts.accountant import epsilon, noise_for
-    from rondo.privacy.masking.noise_share import epsilon_of_shares
+    from rondo.privacy.masking.integers import epsilon_of_shares
     from rondo.privacy.masking.shares import threshold_of
 
     threshold = threshold_of(sites)

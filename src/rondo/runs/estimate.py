@@ -13,7 +13,7 @@ from rondo.config.load import Source, load, located
 from rondo.config.schema import RunConfig
 from rondo.engine.client.cohorts import Cohorts, cohort_threads
 from rondo.engine.client.memory import freed_memory_kept
-from rondo.privacy.sums.sampling import sample
+from rondo.privacy.sums.sum import sample
 from rondo.records.summary import totals
 from rondo.report.terminal import human_bytes
 from rondo.runs.assembling.assemble import assemble

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from rondo.privacy.accounts.account import Account, Entry, read
+from rondo.privacy.accounts.account import Account, Entry, SumAccount, read
 from rondo.privacy.accounts.accountant import epsilon, epsilon_of_steps
-from rondo.privacy.accounts.sums import SumAccount
 from rondo.records.durable import Journal
 
 pytest.importorskip("dp_accounting")

@@ -13,9 +13,8 @@ import torch
 from rondo import algorithms
 from rondo.algorithm import Client, Round, ServerState
 from rondo.config import load
-from rondo.privacy.accounts import rows as spent
-from rondo.privacy.accounts.account import Account
-from rondo.privacy.accounts.rows import TOLD, RowAccount
+from rondo.privacy.accounts import account as spent
+from rondo.privacy.accounts.account import TOLD, Account, RowAccount
 
 
 class Counted:

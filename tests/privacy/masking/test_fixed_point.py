@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from rondo.privacy.masking.fixed_point import FixedPoint, NotDecodable, Ring
+from rondo.privacy.masking.integers import FixedPoint, NotDecodable, Ring
 
 RINGS: tuple[Ring, ...] = (32, 64)
 

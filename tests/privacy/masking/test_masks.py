@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 pytest.importorskip("cryptography")
 
 from rondo.privacy.masking import masks
-from rondo.privacy.masking.fixed_point import Ring
+from rondo.privacy.masking.integers import Ring
 
 RINGS: tuple[Ring, ...] = (32, 64)
 

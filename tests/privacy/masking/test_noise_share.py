@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from rondo.privacy.accounts.accountant import epsilon
-from rondo.privacy.masking import noise_share
-from rondo.privacy.masking.fixed_point import FixedPoint
-from rondo.privacy.masking.noise_share import CLOSENESS, NUMBERS, NoiseShare, epsilon_of_shares, stream_of
+from rondo.privacy.masking import integers
+from rondo.privacy.masking.integers import CLOSENESS, NUMBERS, FixedPoint, NoiseShare, epsilon_of_shares, stream_of
 from rondo.privacy.masking.shares import threshold_of
 from rondo.privacy.mechanism.discrete import LARGEST
 
@@ -89,7 +88,7 @@ def test_change_without_integers_is_refused() -> None:
 
 
 def test_clip_left_out_is_seen_after_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(noise_share, "clipped", lambda change, bound: change)
+    monkeypatch.setattr(integers, "clipped", lambda change, bound: change)
     with pytest.raises(ValueError, match="longer than the clip after rounding"):
         SHARE.encode(torch.tensor([2.0, 0.01], dtype=torch.float64))
 
@@ -198,5 +197,5 @@ def test_epsilon_has_the_distance_in_it(monkeypatch: pytest.MonkeyPatch) -> None
     steps, plain = {(2.0, 1.0): 5}, epsilon(2.0, 1.0, 5, 1e-3)
     assert epsilon_of_shares(steps, 5, 1e-3) == pytest.approx(plain, abs=1e-12)
     assert epsilon_of_shares({}, 0, 1e-3) == 0
-    monkeypatch.setattr(noise_share, "CLOSENESS", 0.01 / NUMBERS)
+    monkeypatch.setattr(integers, "CLOSENESS", 0.01 / NUMBERS)
     assert epsilon_of_shares(steps, 5, 1e-3) == pytest.approx(epsilon(2.0, 1.0, 5, 1e-3 * math.exp(-0.05)) + 0.1)

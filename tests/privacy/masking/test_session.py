@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from masked_rounds import Attempt, make_sites, play, signs, terms_for
 from rondo.privacy.masking import masks
-from rondo.privacy.masking.fixed_point import Ring
+from rondo.privacy.masking.integers import Ring
 from rondo.privacy.masking.opening import NoSum, ServerSession
 from rondo.privacy.masking.session import (
     SESSIONS,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rondo.privacy.mechanism import discrete
 from rondo.privacy.mechanism.discrete import LARGEST, discrete_gaussian
-from rondo.privacy.mechanism.secret import SecretStream
+from rondo.privacy.mechanism.noise import SecretStream
 
 MANY = 200_000
 PINNED = [532476199, 335991588, 921242846, -621284127, 428105172]

@@ -2,7 +2,7 @@
 
 import torch
 
-from rondo.privacy.mechanism.secret import SecretStream
+from rondo.privacy.mechanism.noise import SecretStream
 
 
 def test_normal_numbers_follow_their_law() -> None:

@@ -17,7 +17,7 @@ from rondo.config import RunConfig
 from rondo.engine.transport import Answer, Transport, Work
 from rondo.engine.wire import serialization
 from rondo.errors import ConfigError
-from rondo.privacy.masking.fixed_point import FixedPoint
+from rondo.privacy.masking.integers import FixedPoint
 from rondo.privacy.sums.masked_sum import masked_sum
 from tiny_federation import change, config, make
 

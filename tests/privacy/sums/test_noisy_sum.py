@@ -16,11 +16,10 @@ from rondo.algorithms import get
 from rondo.config import load
 from rondo.engine.wire import serialization
 from rondo.errors import ConfigError
-from rondo.privacy.masking import noise_share
-from rondo.privacy.masking.fixed_point import NotDecodable
-from rondo.privacy.masking.noise_share import NoiseShare, stream_of
+from rondo.privacy.masking import integers
+from rondo.privacy.masking.integers import NoiseShare, NotDecodable, stream_of
 from rondo.privacy.masking.shares import threshold_of
-from rondo.privacy.mechanism.secret import SecretStream
+from rondo.privacy.mechanism.noise import SecretStream
 from rondo.privacy.sums import masked_sum as module
 from rondo.privacy.sums.masked_sum import MaskedSum, masked_sum
 from tiny_federation import config as tiny_config
@@ -137,7 +136,7 @@ def plain(share: NoiseShare, change: Tensor) -> Tensor:
     return (change * 2.0**share.points.fraction).round().to(torch.int64)
 
 
-DEVIATION, CLIPPED, OPENED = NoiseShare.deviation, noise_share.clipped, MaskedSum.opened
+DEVIATION, CLIPPED, OPENED = NoiseShare.deviation, integers.clipped, MaskedSum.opened
 BUGS: dict[str, tuple[Any, str, Any]] = {
     "noise halved": (NoiseShare, "deviation", lambda share, threshold: DEVIATION(share, threshold) // 2),
     "share of all sites": (module, "threshold_of", lambda sites: sites + COLLUDING),
@@ -146,9 +145,9 @@ BUGS: dict[str, tuple[Any, str, Any]] = {
         "deviation",
         lambda share, threshold: DEVIATION(replace(share, colluding=0), threshold),
     ),
-    "clip left out": (noise_share, "clipped", lambda change, bound: change),
+    "clip left out": (integers, "clipped", lambda change, bound: change),
     "clip left out and not checked": (NoiseShare, "encode", plain),
-    "clip twice as long": (noise_share, "clipped", lambda change, bound: CLIPPED(change, 2 * bound)),
+    "clip twice as long": (integers, "clipped", lambda change, bound: CLIPPED(change, 2 * bound)),
     "noise of another sum": (module, "stream_of", lambda seed, attempt, client: stream_of(0, 0, client)),
     "noise of the plan's seed": (module, "stream_of", lambda seed, attempt, client: stream_of(3, attempt, client)),
     "one noise for all sites": (module, "stream_of", lambda seed, attempt, client: stream_of(seed or 0, attempt, "")),

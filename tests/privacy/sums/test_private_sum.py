@@ -15,8 +15,7 @@ from rondo.algorithm import Client, Round, ServerState, Upload
 from rondo.algorithms import get
 from rondo.config import load
 from rondo.privacy.accounts.account import Account, read
-from rondo.privacy.mechanism.adaptive import START
-from rondo.privacy.mechanism.clip import clipped
+from rondo.privacy.mechanism.clip import START, clipped
 from rondo.privacy.mechanism.noise import digest_of, noised
 from rondo.privacy.sums import private_sum as module
 from rondo.privacy.sums.private_sum import PrivateSum

@@ -20,7 +20,7 @@ from audits import epsilon_of_mu, found
 from rondo.algorithm import Client, Round, ServerState, Upload
 from rondo.algorithms import get
 from rondo.config import load
-from rondo.privacy.masking.noise_share import NoiseShare, epsilon_of_shares
+from rondo.privacy.masking.integers import NoiseShare, epsilon_of_shares
 from rondo.privacy.masking.shares import threshold_of
 from rondo.privacy.sums.masked_sum import masked_sum
 

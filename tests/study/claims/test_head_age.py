@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rondo.algorithm import Round
-from rondo.privacy.sums.sampling import sample
+from rondo.privacy.sums.sum import sample
 from rondo.study.claims.paired import Paired
 from site_scripts import RESULTS, site
 

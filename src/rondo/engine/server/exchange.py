@@ -24,8 +24,8 @@ from rondo.engine.wire.parcel import Parcel
 from rondo.engine.wire.strict import Rejected
 from rondo.models.kernels.private_torch import TorchDispatchMode
 from rondo.params import Packed, Params, num_bytes
-from rondo.privacy.accounts.rows import RowAccount
-from rondo.privacy.steps.planned import private_steps
+from rondo.privacy.accounts.account import RowAccount
+from rondo.privacy.mechanism.draws import private_steps
 
 
 @dataclass(frozen=True)

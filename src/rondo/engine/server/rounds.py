@@ -18,7 +18,7 @@ from rondo.engine.wire.envelope import Identity
 from rondo.models.kernels.out_of_memory import is_out_of_memory
 from rondo.models.networks.adapted_layer import Site
 from rondo.params import Params
-from rondo.privacy.accounts.rows import RowAccount
+from rondo.privacy.accounts.account import RowAccount
 from rondo.privacy.sums.sum import Sum
 from rondo.process import peak_memory
 

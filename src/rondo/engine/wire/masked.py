@@ -16,7 +16,7 @@ from pydantic import FailFast, Field, Strict
 
 from rondo.engine.wire.strict import Count, Line, Lines, Rejected, framed, is_count, is_line, only, short, unframed
 from rondo.privacy.masking import masks, shares
-from rondo.privacy.masking.fixed_point import Ring
+from rondo.privacy.masking.integers import Ring
 from rondo.privacy.masking.session import SESSIONS, Named, Ready, Sent, Shares, Unmask
 
 T = TypeVar("T")

@@ -28,8 +28,7 @@ from rondo.privacy.masking.changes import Changes
 from rondo.privacy.masking.opening import NoSum, ServerSession, next_session
 from rondo.privacy.masking.session import Terms
 from rondo.privacy.masking.shares import threshold_of
-from rondo.privacy.sums.form import changes_of, weighs_by_examples
-from rondo.privacy.sums.masked_sum import MaskedSum, Total
+from rondo.privacy.sums.masked_sum import MaskedSum, Total, changes_of, weighs_by_examples
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from rondo.federation.server.masked_rounds import MaskedRounds
 from rondo.federation.server.saved_sum import SavedSum
 from rondo.federation.server.sites import Sites
 from rondo.params import Params
-from rondo.privacy.sums.form import fixed_point
+from rondo.privacy.sums.masked_sum import fixed_point
 from rondo.privacy.sums.sum import Sum
 from rondo.runs.assembling.assemble import assemble, looked, rows_of_tests, test_files, with_tests
 from rondo.runs.assembling.assembly import Assembly, Federation, Start

@@ -41,7 +41,7 @@ from rondo.federation.server.renewal import ends
 from rondo.federation.server.saved_sum import SavedSum
 from rondo.federation.server.sites import Sites
 from rondo.federation.server.standing import Attendance
-from rondo.privacy.sums.form import check_colluding
+from rondo.privacy.sums.masked_sum import check_colluding
 from rondo.records.directory import RunDirectory
 from rondo.records.durable import written
 from rondo.records.manifest import must_equal, tests_of

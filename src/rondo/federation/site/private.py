@@ -14,8 +14,7 @@ from rondo.federation.site.ledger import SiteLedger, added
 from rondo.federation.site.sum_allowance import steps_of
 from rondo.federation.site.term import Term
 from rondo.privacy.accounts.account import Steps
-from rondo.privacy.mechanism.draws import Draws
-from rondo.privacy.steps.planned import private_steps
+from rondo.privacy.mechanism.draws import Draws, private_steps
 from rondo.runs.assembling.assembly import Assembly
 from rondo.tasks.row_checks import value_name
 

@@ -29,8 +29,7 @@ from rondo.federation.site.sum_allowance import allowance_of
 from rondo.federation.site.sums import Sums
 from rondo.federation.site.withheld import Withheld
 from rondo.params import Params
-from rondo.privacy.accounts.account import Entry
-from rondo.privacy.accounts.rows import counted_by_the_server
+from rondo.privacy.accounts.account import Entry, counted_by_the_server
 from rondo.privacy.masking.session import Refused
 from rondo.process import on_threads
 from rondo.runs.assembling.assembly import Assembly

@@ -29,10 +29,9 @@ from rondo.federation.site.opened import Opened
 from rondo.federation.site.sum_allowance import SumAllowance
 from rondo.federation.site.sum_state import Attempt, Learned, SumState
 from rondo.federation.site.term import Term
-from rondo.privacy.masking.fixed_point import FixedPoint
-from rondo.privacy.masking.noise_share import NoiseShare, stream_of
+from rondo.privacy.masking.integers import FixedPoint, NoiseShare, stream_of
 from rondo.privacy.masking.session import Refused, SiteSession, Terms, fewest
-from rondo.privacy.sums.form import changes_of, fixed_point, weighs_by_examples
+from rondo.privacy.sums.masked_sum import changes_of, fixed_point, weighs_by_examples
 from rondo.records.durable import Damaged
 
 LARGEST = masked.LARGEST

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-from rondo.privacy.masking.fixed_point import Ring
+from rondo.privacy.masking.integers import Ring
 
 KEY = 32
 """Bytes of a key and of a seed."""

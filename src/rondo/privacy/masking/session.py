@@ -17,7 +17,7 @@ import numpy
 from numpy.typing import NDArray
 
 from rondo.privacy.masking import masks, shares
-from rondo.privacy.masking.fixed_point import Ring
+from rondo.privacy.masking.integers import Ring
 from rondo.privacy.masking.masks import KEY
 from rondo.privacy.masking.shares import threshold_of
 

@@ -24,7 +24,7 @@ from rondo.config.schema import PrivacyConfig
 from rondo.data.units import Units
 from rondo.params import Params
 from rondo.privacy.mechanism.draws import Draws
-from rondo.privacy.mechanism.secret import SecretStream
+from rondo.privacy.mechanism.noise import SecretStream
 from rondo.privacy.steps.steps import Chance, Taken, Training
 from rondo.tasks.task import Example
 

@@ -1,4 +1,5 @@
-"""The server's half of secure aggregation: a round's new state from the sum of its uploads' integers.
+"""Secure aggregation: facts about a masked sum that its server and its sites compute alike, and the server's half: a
+round's new state from the sum of its uploads' integers.
 
 In a simulation, the integers of each change are added without masks, which cancel in the sum. Where sites add noise,
 each client adds the noise that a site of its own would.
@@ -15,14 +16,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rondo.algorithm import Algorithm, Client, Round, Upload
+from rondo.algorithm import Algorithm, Client, Round, Shared, Upload
+from rondo.algorithms.trial import trial_upload
 from rondo.config.schema import ClientsConfig, RunConfig
+from rondo.errors import ConfigError
 from rondo.privacy.masking.changes import Changes
-from rondo.privacy.masking.fixed_point import FixedPoint
-from rondo.privacy.masking.noise_share import NoiseShare, stream_of
+from rondo.privacy.masking.integers import LEAST_FRACTION, FixedPoint, NoiseShare, stream_of
 from rondo.privacy.masking.shares import threshold_of
-from rondo.privacy.sums.form import changes_of, fixed_point, noise_share, weighs_by_examples
-from rondo.privacy.sums.sampling import sample
+from rondo.privacy.sums.sum import most, sample
 
 
 class Total(NamedTuple):
@@ -103,7 +104,7 @@ class MaskedSum:
 
     def opened(self, algorithm: Algorithm[Any], state: Any, total: Total, round: Round) -> Any:
         """The next state, from the sum of at least one upload. Raises
-        :class:`~rondo.privacy.masking.fixed_point.NotDecodable`."""
+        :class:`~rondo.privacy.masking.integers.NotDecodable`."""
         integers, weights, largest, threshold, sites = total
         reach = 0.0
         if self.noise is not None:
@@ -131,8 +132,59 @@ class MaskedSum:
 def masked_sum(config: RunConfig, clients: Sequence[Client], spend: Callable[[int, str], None]) -> MaskedSum | None:
     """The sum of a run whose uploads are masked; None for another run. ``spend``: see :class:`MaskedSum`.
 
-    Raises :class:`ConfigError` as :func:`rondo.privacy.sums.form.fixed_point` does."""
+    Raises :class:`ConfigError` as :func:`fixed_point` does."""
     points, noise = fixed_point(config, len(clients)), noise_share(config, len(clients))
     if points is None:
         return None
     return MaskedSum(points, clients, config.clients, noise, config.privacy.debug_seed, spend)
+
+
+def fixed_point(config: RunConfig, population: int) -> FixedPoint | None:
+    """The integers of a run with ``population`` clients; None where no upload is masked. Raises :class:`ConfigError`
+    where the ring is too small for the bound and the number of clients."""
+    privacy, guarantee = config.privacy, config.guarantee
+    if not guarantee.masks_uploads:
+        return None
+    largest, count, noise = guarantee.largest_change, most(config.clients, population), ""
+    try:
+        if guarantee.noise_from != "sites":
+            return FixedPoint.of(privacy.ring, largest, count)
+        assert privacy.noise is not None
+        noise = f" and noise of {privacy.noise:g} times that"
+        return NoiseShare.of(privacy.ring, largest, count, privacy.noise, privacy.colluding).points
+    except ValueError:
+        message = f"{count} changes of norm {largest:g}{noise} leave fewer than {LEAST_FRACTION} fractional bits"
+        otherwise = "set privacy.ring = 64, or lower it" if privacy.ring == 32 else "lower it"
+        key = "privacy.upload_clip" if guarantee.of_rows else "privacy.clip"
+        raise ConfigError.at(key, f"{message} in {privacy.ring} bits: {otherwise}") from None
+
+
+def noise_share(config: RunConfig, population: int) -> NoiseShare | None:
+    """The noise of a site of a run with ``population`` clients; None where sites add none. Raises :class:`ConfigError`
+    as :func:`fixed_point` does, and where too few sites can be in a sum."""
+    points, privacy = fixed_point(config, population), config.privacy
+    if points is None or config.guarantee.noise_from != "sites":
+        return None
+    assert privacy.noise is not None
+    check_colluding(config, most(config.clients, population))
+    return NoiseShare(points, privacy.noise, privacy.colluding)
+
+
+def check_colluding(config: RunConfig, sites: int) -> None:
+    """Raise :class:`ConfigError` where the noise of a sum of ``sites`` sites would be that of colluding ones."""
+    colluding, enough = config.privacy.colluding, threshold_of(sites)
+    if config.guarantee.noise_from == "sites" and enough <= colluding:
+        message = f"{enough} of {sites} sites open a sum, and if {colluding} collude, nobody's noise is left"
+        raise ConfigError.at("privacy.colluding", f"{message}: lower it, or have more sites")
+
+
+def weighs_by_examples(config: ClientsConfig, algorithm: Algorithm[Any]) -> bool:
+    """Whether an upload weighs as much as its client has examples. Otherwise all weigh 1."""
+    return config.weighting == "examples" and algorithm.traits.weighting == "run"
+
+
+def changes_of(algorithm: Algorithm[Any], shared: Shared, client: Client, round: Round) -> Changes:
+    """The changes of the uploads of clients that were sent ``shared``. Every client gives the same, in an order of the
+    tensors that follows from their names alone."""
+    nothing = trial_upload(algorithm, shared, client, round).params
+    return Changes.around({name: nothing[name] for name in sorted(nothing)})

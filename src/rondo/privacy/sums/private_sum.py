@@ -4,7 +4,7 @@ Each upload adds its change from the upload of a client that learned nothing, cl
 goes on the sum, which is divided by the expected number of clients, not by the number that came. Nothing depends on how
 many came: an empty round adds noise, spends, and steps. Clients are drawn with a secret key, since every site knows the
 run's seed, and amplification by sampling needs a sample that nobody can compute.
-The clip is a number, or follows the median of the changes (:mod:`rondo.privacy.mechanism.adaptive`).
+The clip is a number, or follows the median of the changes (:mod:`rondo.privacy.mechanism.clip`).
 Sources: McMahan et al. 2018 (DP-FedAvg); `docs/privacy.md`.
 """
 
@@ -21,11 +21,9 @@ from torch import Tensor
 from rondo.algorithm import Algorithm, Client, Round, Upload
 from rondo.algorithms.trial import trial_upload
 from rondo.config.schema import RunConfig
-from rondo.privacy.accounts.account import Account, Entry
-from rondo.privacy.accounts.sums import SumAccount
+from rondo.privacy.accounts.account import Account, Entry, SumAccount
 from rondo.privacy.masking.changes import Changes
-from rondo.privacy.mechanism.adaptive import START, AdaptiveClip
-from rondo.privacy.mechanism.clip import clipped
+from rondo.privacy.mechanism.clip import START, AdaptiveClip, clipped
 from rondo.privacy.mechanism.noise import digest_of, noised
 
 

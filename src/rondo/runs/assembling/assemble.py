@@ -36,7 +36,7 @@ from rondo.models.forms.trial import try_out
 from rondo.models.networks.whole_network import normalises_by_batch
 from rondo.models.shortcuts.choose import SAMPLE
 from rondo.params import adapted_modules, head
-from rondo.privacy.sums.form import fixed_point
+from rondo.privacy.sums.masked_sum import fixed_point
 from rondo.process import computes
 from rondo.runs.assembling.assembly import Assembly, Simulated
 from rondo.runs.assembling.device import find_device

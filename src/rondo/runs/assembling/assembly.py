@@ -34,7 +34,7 @@ from rondo.engine.wire.parcel import StartVersions
 from rondo.models.forms.model import Model
 from rondo.models.shortcuts.prefix import Prefix
 from rondo.params import Params
-from rondo.privacy.accounts.rows import RowAccount, counted_by_the_server
+from rondo.privacy.accounts.account import RowAccount, counted_by_the_server
 from rondo.privacy.sums.sum import Sum
 from rondo.runs.assembling.private import Protection
 from rondo.tasks.task import Task

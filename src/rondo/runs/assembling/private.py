@@ -20,9 +20,7 @@ from typing import Any
 from rondo.algorithm import Client
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError
-from rondo.privacy.accounts.account import Account, Entry, read
-from rondo.privacy.accounts.rows import RowAccount
-from rondo.privacy.accounts.sums import SumAccount
+from rondo.privacy.accounts.account import Account, Entry, RowAccount, SumAccount, read
 from rondo.privacy.mechanism.noise import KEY_BYTES
 from rondo.privacy.sums.masked_sum import MaskedSum, masked_sum
 from rondo.privacy.sums.private_sum import PrivateSum

@@ -9,7 +9,7 @@ from pathlib import Path
 from rondo.errors import ConfigError
 from rondo.privacy.accounts.account import Account, Steps, read
 from rondo.privacy.guarantee import Guarantee, alike, composed
-from rondo.privacy.masking.noise_share import epsilon_of_shares
+from rondo.privacy.masking.integers import epsilon_of_shares
 from rondo.records.directory import RunDirectory
 from rondo.records.durable import Journal
 

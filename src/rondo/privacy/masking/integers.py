@@ -1,8 +1,12 @@
-"""Noise that the sites of a masked sum add themselves, so the server sees no sum without it.
+"""Changes as integers in a ring of 32 or 64 bits, whose sum depends on no order and takes masks, and the noise of
+sites in the same units.
 
-Each site adds a share: discrete Gaussian noise in the units of the sum. The shares of ``threshold - colluding`` sites
-make the noise whole, since a sum has as many sites as the threshold at least, and those that collude subtract their
-own. A further share only adds to it.
+A number becomes ``round(number * 2^F)``. F follows from public facts alone (number of clients, norm bound, ring), so
+all parties have the same one, and an honest sum never wraps around.
+
+Each site adds a share of the noise, so the server sees no sum without it: discrete Gaussian noise. The shares of
+``threshold - colluding`` sites make the noise whole, since a sum has as many sites as the threshold at least, and those
+that collude subtract their own. A further share only adds to it.
 
 Epsilon is that of the Gaussian mechanism with the noise multiplier z. Shares of variance s^2 each, w^2 + 4 m in all of
 m, are as likely as what comes of Gaussian noise of variance w^2 = (z clip)^2 that is rounded at random to whole
@@ -18,6 +22,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Literal
 
 import numpy as np
 import torch
@@ -25,10 +30,74 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rondo.privacy.accounts.accountant import epsilon_of_steps
-from rondo.privacy.masking.fixed_point import FixedPoint, Ring
 from rondo.privacy.mechanism.clip import clipped
 from rondo.privacy.mechanism.discrete import discrete_gaussian
-from rondo.privacy.mechanism.secret import SecretStream
+from rondo.privacy.mechanism.noise import SecretStream
+
+Ring = Literal[32, 64]
+"""Bits of a number."""
+LEAST_FRACTION = 16
+"""Fewest fractional bits F. Below, rounding would show in the mean."""
+
+
+class NotDecodable(ValueError):
+    """A sum is not that of bounded changes, as where a party masked for another round."""
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """The form of a run's numbers.
+
+    ``ring``: bits of a number.
+    ``fraction``: bits after the point, F.
+    ``clip``: largest Euclidean norm of a change.
+    """
+
+    ring: Ring
+    fraction: int
+    clip: float
+
+    @staticmethod
+    def of(ring: Ring, clip: float, most: int, spread: float = 0.0) -> FixedPoint:
+        """The largest F with ``(most + spread) * clip * 2^F < 2^(ring - 2)``; one bit of headroom shows a sum out of
+        range.
+
+        ``most``: largest number of changes in a sum.
+        ``spread``: room for noise, in clips.
+        Raises ValueError if F is below ``LEAST_FRACTION``.
+        """
+        headroom = Fraction(2 ** (ring - 2)) / ((most + Fraction(spread)) * Fraction(clip))
+        fraction = -1
+        while 2 ** (fraction + 1) < headroom:
+            fraction += 1
+        if fraction < LEAST_FRACTION:
+            raise ValueError(f"{most} changes of norm {clip:g} leave too few fractional bits in {ring}")
+        return FixedPoint(ring, fraction, clip)
+
+    def encode(self, change: Tensor, share: float) -> Tensor:
+        """``share`` times ``change``, (n,) in float64, as int64, rounded half to even.
+
+        ``share``: the weight over the largest weight, above 0 and at most 1. A change whose norm is above ``clip`` is
+        scaled down to it. Raises ValueError for another share, and for a number that is not finite.
+        """
+        if not 0 < share <= 1:
+            raise ValueError(f"a share is above 0 and at most 1, got {share}")
+        return (clipped(change, self.clip) * share * 2.0**self.fraction).round().to(torch.int64)
+
+    def decode(self, total: Tensor, shares: float, count: int, noise: float = 0.0) -> Tensor:
+        """The sum in float64 of ``count`` changes, each times its share, from that of their integers, (n,) in int64.
+
+        ``shares``: sum of the shares.
+        ``noise``: largest norm of the noise in the sum.
+        Raises :class:`NotDecodable` where no changes within the bound give such a sum.
+        """
+        result = total.double() / 2.0**self.fraction
+        rounding = count * math.sqrt(len(total)) / 2.0 ** (self.fraction + 1)
+        bound, norm = self.clip * shares + rounding + noise, float(result.norm())
+        if not norm <= bound * (1 + 1e-9):
+            raise NotDecodable(f"not decodable: the sum has a norm of {norm:.3g}, possible are {bound:.3g}")
+        return result
+
 
 CLOSENESS = 1e-33
 """Largest logarithm of the ratio of two probabilities of a number: of the shares' sum, and of rounded Gaussian noise.
@@ -58,7 +127,7 @@ class NoiseShare:
     def of(ring: Ring, clip: float, most: int, noise: float, colluding: int) -> NoiseShare:
         """The form with the most fractional bits in which ``most`` clients and the noise have room.
 
-        Raises ValueError if they are fewer than :data:`~rondo.privacy.masking.fixed_point.LEAST_FRACTION`.
+        Raises ValueError if they are fewer than :data:`LEAST_FRACTION`.
         """
         # A sum of n sites has n shares of (z clip)^2 / (t - colluding) each, and n is at most 3 t / 2.
         spread = _TAIL * noise * math.sqrt(1.5 * (colluding + 1))
