@@ -186,7 +186,7 @@ class Cpu:
 def with_sites(count: int, rounds: int, per_round: int | None) -> dict[str, Any]:
     """The server's processor seconds per round with ``count`` sites connected."""
     from rondo.federation.site import joining
-    from rondo.federation.site.contract import Contract
+    from rondo.federation.site.contract.document import Contract
     from rondo.federation.site.run import SiteSetup, take_part
     from rondo.runs.assembling.assemble import assemble
 

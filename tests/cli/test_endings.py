@@ -20,7 +20,7 @@ from rondo.cli import app, federate_site, process
 from rondo.cli.federate_site import by_hand
 from rondo.cli.process import stoppable, user_errors
 from rondo.errors import ConfigError, RunStopped, StopRequested
-from rondo.federation.site.term import Term
+from rondo.federation.site.contract.document import Term
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from pages import ROOT, fences
 from rondo import config
 from rondo.errors import ConfigError
-from rondo.federation.site.contract import Contract
+from rondo.federation.site.contract.document import Contract
 from rondo.study.tune.tuning import Tuning
 
 PAGES = [

@@ -30,8 +30,8 @@ from rondo.engine.wire.parcel import Parcel, StartVersions, start_of
 from rondo.engine.wire.strict import Rejected
 from rondo.lowrank import GrowingSum
 from rondo.params import num_bytes, pick
-from rondo.privacy.accounts.account import counted_by_the_server
 from rondo.privacy.sums.sum import SingleUploads
+from rondo.runs.assembling.private import counted_by_the_server
 from tiny_federation import ALONE, HEADS_OF_KINDS, SIZES, config, make, population
 
 PARTIAL = config(simulation={"cohort": 1}, clients={"per_round": 2})

@@ -30,7 +30,7 @@ from rondo.engine.transport import Answer
 from rondo.engine.wire import serialization
 from rondo.errors import RunStopped, StopRequested
 from rondo.lowrank import GrowingSum, LowRank
-from rondo.privacy.accounts.account import counted_by_the_server
+from rondo.runs.assembling.private import counted_by_the_server
 from tiny_federation import ALONE, HEADS_OF_KINDS, config, make, population, run
 
 PEOPLE = {"ann": 4, "bob": 9, "cid": 6, "dan": 5, "eve": 7}

@@ -22,7 +22,7 @@ from rondo.engine.server.ledger import Ledger
 from rondo.engine.wire.letters import Request
 from rondo.federation.plan import Plan
 from rondo.federation.site import desk as desks
-from rondo.federation.site.contract import Contract
+from rondo.federation.site.contract.document import Contract
 from rondo.federation.site.desk import Desk
 from rondo.runs.assembling.assembly import Assembly
 from small_runs import save_tiny_bert, write_rows

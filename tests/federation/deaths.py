@@ -31,7 +31,7 @@ from rondo.federation.server.masked_rounds import MaskedRounds
 from rondo.federation.server.run import resume, serve
 from rondo.federation.server.sites import Sites
 from rondo.federation.site import run as site_run
-from rondo.federation.site.audit import FILE, Audit, lines
+from rondo.federation.site.audit.audit import FILE, Audit, lines
 from rondo.federation.site.desk import Desk
 from rondo.federation.site.line.supernode import SuperNode
 from rondo.federation.site.run import SiteSetup, take_part

@@ -18,7 +18,7 @@ from rondo.data.sources import read_rows
 from rondo.federation.identity.keys import SiteKeys
 from rondo.federation.identity.peers import Voice
 from rondo.federation.server import run as server_run
-from rondo.federation.site.contract import Contract
+from rondo.federation.site.contract.document import Contract
 from rondo.federation.site.desk import Desk
 
 SITES = {"north": ("ann",), "south": ("bob",), "west": ("cid",)}

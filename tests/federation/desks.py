@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from rondo.federation.plan import Consent, Plan
-from rondo.federation.site.contract import Contract
+from rondo.federation.site.contract.document import Contract
 from rondo.federation.site.desk import Desk
 
 Make: TypeAlias = Callable[..., Desk]

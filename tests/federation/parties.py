@@ -23,7 +23,7 @@ from rondo.federation.server import sites as server_sites
 from rondo.federation.server.listening import Listening
 from rondo.federation.server.run import resume, serve
 from rondo.federation.site import joining
-from rondo.federation.site.contract import Contract
+from rondo.federation.site.contract.document import Contract
 from rondo.federation.site.run import SiteSetup, take_part
 from rondo.runs.assembling.assemble import assemble
 from small_runs import reviews, settings, write_rows

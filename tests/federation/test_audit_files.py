@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from rondo.cli.app import app
 from rondo.federation.program import only_program
-from rondo.federation.site import audit
-from rondo.federation.site.audit import Audit, Unwritten
-from rondo.federation.site.audit_state import STATE
+from rondo.federation.site.audit import audit
+from rondo.federation.site.audit.audit import Audit, Unwritten
+from rondo.federation.site.audit.state import STATE
 from rondo.federation.site.desk import Exhausted
 
 

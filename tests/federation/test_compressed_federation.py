@@ -15,7 +15,7 @@ pytest.importorskip("flwr")
 from parties import LABELS, Parties, configuration
 
 import rondo
-from rondo.federation.site.terms import kind_of
+from rondo.federation.site.contract.terms import kind_of
 from rondo.runs.watching.progress import Quiet
 
 

@@ -22,13 +22,13 @@ from rondo.engine.transport import Answer
 from rondo.engine.wire.letters import Reply, Request
 from rondo.errors import ConfigError
 from rondo.federation.plan import Plan
-from rondo.federation.site import audit
 from rondo.federation.site import desk as desks
-from rondo.federation.site.contract import Contract, RowsTerms
+from rondo.federation.site.audit import audit
+from rondo.federation.site.contract.document import Contract, RowsTerms
+from rondo.federation.site.contract.withheld import Withheld
 from rondo.federation.site.desk import Exhausted
 from rondo.federation.site.joining import Offer
 from rondo.federation.site.run import clients_in
-from rondo.federation.site.withheld import Withheld
 from small_runs import reviews
 
 SAFE = contract()

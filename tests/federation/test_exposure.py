@@ -14,7 +14,7 @@ import exposure
 from rondo.config.reference import keys
 from rondo.federation import letter
 from rondo.federation.server.line import door
-from rondo.federation.site.contract import Contract
+from rondo.federation.site.contract.document import Contract
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "what-each-party-sees.md"
 

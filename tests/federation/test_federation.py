@@ -30,7 +30,7 @@ from rondo.engine.transport import Turnout
 from rondo.engine.wire import parcel
 from rondo.federation.identity import keys
 from rondo.federation.site import seat
-from rondo.federation.site.start_over import start_over
+from rondo.federation.site.disk import start_over
 from rondo.params import everything, num_bytes
 from rondo.runs.watching.progress import Quiet
 from tiny_federation import ALLOWED

@@ -22,7 +22,7 @@ from rondo.engine.wire.letters import Reply, Request
 from rondo.engine.wire.parcel import Parcel, version
 from rondo.engine.wire.strict import Rejected
 from rondo.federation.plan import Consent, End, NotAPlan, Plan
-from rondo.federation.site.terms import of_plan
+from rondo.federation.site.contract.terms import of_plan
 from small_runs import reviews
 
 SAFE = contract()

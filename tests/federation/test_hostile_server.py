@@ -27,7 +27,7 @@ from rondo.engine.wire.letters import Reply, Request
 from rondo.engine.wire.parcel import Parcel
 from rondo.federation.plan import Plan
 from rondo.federation.site import seat
-from rondo.federation.site.audit import Audit
+from rondo.federation.site.audit.audit import Audit
 from rondo.federation.site.desk import Exhausted
 from rondo.process import on_threads
 

@@ -38,11 +38,10 @@ from rondo.federation.identity import keys
 from rondo.federation.identity.peers import Voice
 from rondo.federation.server.masked_rounds import MaskedRounds
 from rondo.federation.server.saved_sum import SavedSum
-from rondo.federation.site.audit import Audit
+from rondo.federation.site.audit.audit import Audit
+from rondo.federation.site.contract.protection import of_vectors
 from rondo.federation.site.ledger import SiteLedger
-from rondo.federation.site.opened import Opened
-from rondo.federation.site.sum_allowance import allowance_of
-from rondo.federation.site.sum_state import Learned, SumState
+from rondo.federation.site.sum_state import Learned, Opened, SumState
 from rondo.federation.site.sums import Sums
 from rondo.privacy.masking import masks
 from rondo.privacy.masking.integers import NoiseShare, epsilon_of_shares
@@ -115,7 +114,7 @@ def federation(folder: Path, voices: list[Voice]) -> tuple[Letters, MaskedRounds
     for voice, client in zip(voices, CLIENTS, strict=True):
         state = folder / voice.name
         ledger = SiteLedger(state, {client.id: [{"text": voice.name}]}, ("text",))
-        allowance = allowance_of(config, ledger, OPEN.privacy, "run", lambda line: None)
+        allowance = of_vectors(config, OPEN, ledger, "run", lambda line: None)
         facts = (
             "run",
             "plan",

@@ -27,8 +27,8 @@ from rondo.federation.identity.keys import SiteKeys
 from rondo.federation.identity.peers import Voice
 from rondo.federation.letter import SUMS
 from rondo.federation.plan import Consent
-from rondo.federation.site.account import account
-from rondo.federation.site.audit import Audit, lines
+from rondo.federation.site.audit.account import account
+from rondo.federation.site.audit.audit import Audit, lines
 from rondo.federation.site.sum_state import SumState
 from rondo.federation.site.sums import Sums
 from rondo.privacy.masking import masks

@@ -18,7 +18,7 @@ from test_masked_kills import MASKED, listening, run_of
 
 from rondo.errors import ConfigError, RunStopped
 from rondo.federation.server.run import serve
-from rondo.federation.site.opened import FILE, Opened
+from rondo.federation.site.sum_state import OPENED, Opened
 from rondo.privacy.masking.session import Refused
 from rondo.privacy.sums.masked_sum import MaskedSum
 from rondo.runs.watching.result import RunResult
@@ -110,8 +110,8 @@ def test_seed_with_the_same_start_is_the_same_seed(runs: Runs) -> None:
 def test_site_that_was_not_asked_to_unmask_knows_the_seed(runs: Runs) -> None:
     """Its vector was in the sum."""
     runs("first", silent="south")
-    (runs.folder / "at-north" / FILE).unlink()
-    (runs.folder / "at-west" / FILE).unlink()
+    (runs.folder / "at-north" / OPENED).unlink()
+    (runs.folder / "at-west" / OPENED).unlink()
     with pytest.raises(RunStopped):
         runs("second", away=["north"])
     assert len(runs.sums) == 1
@@ -190,7 +190,7 @@ def test_trainings_of_other_seeds_that_learned_nothing_are_not_the_same(tmp_path
 
 
 def test_record_that_is_damaged_is_told(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_bytes(b"x" * 40)
+    (tmp_path / OPENED).write_bytes(b"x" * 40)
     with pytest.raises(Refused, match="this site cannot know which sums it has opened"):
         Opened(tmp_path, "first", 0).check(0, [ONES], ["north"])
 
@@ -199,5 +199,5 @@ def test_sum_that_a_full_disk_could_not_note_is_not_opened(runs: Runs, full_at: 
     """The site sends no shares before it has written down with whom."""
     with full_at("at-south/opened.sums"), pytest.raises(OSError, match=r"No space left on device: .*opened\.sums"):
         runs("first")
-    assert not (runs.folder / "at-south" / FILE).exists()
+    assert not (runs.folder / "at-south" / OPENED).exists()
     assert not runs.sums

@@ -31,10 +31,10 @@ from rondo.federation.plan import Consent, Plan
 from rondo.federation.server import run as server_run
 from rondo.federation.server.masked_rounds import _Sets
 from rondo.federation.site import sums as module
-from rondo.federation.site.audit import Audit
-from rondo.federation.site.contract import Contract
+from rondo.federation.site.audit.audit import Audit
+from rondo.federation.site.contract.document import Contract
+from rondo.federation.site.contract.protection import Allowance, steps_of
 from rondo.federation.site.ledger import SiteLedger
-from rondo.federation.site.sum_allowance import SumAllowance, steps_of
 from rondo.federation.site.sum_state import SumState
 from rondo.federation.site.sums import Sums
 from rondo.privacy.accounts.account import Entry
@@ -343,9 +343,9 @@ BUGS: dict[str, tuple[tuple[Any, str, Any], Law]] = {
         (module, "stream_of", lambda seed, attempt, client: stream_of(17, attempt, client)),
         noise_is_not_known_beforehand,
     ),
-    "not spent": ((SumAllowance, "spend", lambda *_: None), every_vector_is_spent),
+    "not spent": ((Allowance, "spend", lambda *_: None), every_vector_is_spent),
     "spent for an upload alone": (
-        (SumAllowance, "spend", lambda own, clients: own.ledger.spend("bob", replace(own.protection, run="x"))),
+        (Allowance, "spend", lambda own, clients: own.ledger.spend("bob", replace(own.protection, run="x"))),
         every_vector_is_spent,
     ),
 }
@@ -451,7 +451,7 @@ def test_rows_at_two_clients_of_a_site_count_twice(tmp_path: Path) -> None:
     assert steps_of(ledger, 8.0, "ann", tuple(rows)) == {(4.0, 1.0): 1}
     assert steps_of(ledger, 8.0, "bob", tuple(rows)) == {(2.0, 1.0): 2}
     assert steps_of(ledger, 8.0, "bob", ("ann", "bob")) == {(4.0, 1.0): 1}
-    allowance = SumAllowance(ledger, Contract().privacy, "run", Entry(8.0, 0.5, 1e-3, secret=True), lambda line: None)
+    allowance = Allowance(ledger, Contract().privacy, "run", Entry(8.0, 0.5, 1e-3, secret=True), lambda line: None)
     allowance.spend(tuple(rows))
     assert ledger.epsilon("ann", 1e-5) == of_rows(1)
     assert ledger.epsilon("cid", 1e-5) == of_rows(2, 2.0)

@@ -13,7 +13,7 @@ pytest.importorskip("flwr")
 from parties import OPEN, Parties, configuration, write_sites
 
 import rondo
-from rondo.federation.site.contract import Contract
+from rondo.federation.site.contract.document import Contract
 from small_runs import reviews, save_tiny_bert, write_rows
 
 OWN = {"ann": reviews(4, seed=7), "bob": reviews(9, seed=8), "cid": reviews(6, seed=9)}

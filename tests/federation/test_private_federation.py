@@ -33,10 +33,10 @@ from rondo.federation.plan import Plan
 from rondo.federation.server import remote_run
 from rondo.federation.server.run import resume, serve
 from rondo.federation.server.status import status_lines
-from rondo.federation.site import account
-from rondo.federation.site.contract import Contract
+from rondo.federation.site.audit import account
+from rondo.federation.site.contract.document import Contract
+from rondo.federation.site.contract.protection import check_delta
 from rondo.federation.site.ledger import FILE, KEY, SiteLedger
-from rondo.federation.site.private import check_delta
 from rondo.privacy.accounts.account import Entry, read
 from rondo.privacy.accounts.accountant import epsilon
 from rondo.privacy.mechanism.draws import Draws
@@ -349,14 +349,14 @@ def test_server_refuses_a_delta_that_protects_no_row(folder: Path, tmp_path: Pat
 
 def test_contract_whose_delta_protects_nobody_is_refused_at_its_site() -> None:
     rows = {"ann": reviews(20), "bob": [{**row, "who": i % 4} for i, row in enumerate(reviews(40))]}
-    check_delta(allowing(max_epsilon=1, delta=0.02).privacy, rows)
-    check_delta(allowing(delta=0.5).privacy, rows)
+    check_delta(allowing(max_epsilon=1, delta=0.02), rows)
+    check_delta(allowing(delta=0.5), rows)
     with pytest.raises(
         rondo.ConfigError, match=r"delta = 0\.03 is not below 1 over the 40 rows of bob: set it to 3e-03"
     ):
-        check_delta(allowing(max_epsilon=1, delta=0.03).privacy, rows)
+        check_delta(allowing(max_epsilon=1, delta=0.03), rows)
     with pytest.raises(rondo.ConfigError, match=r"delta = 0\.25 is not below 1 over the 4 persons of bob"):
-        check_delta(allowing(max_epsilon=1, delta=0.25, persons="who").privacy, {"bob": rows["bob"]})
+        check_delta(allowing(max_epsilon=1, delta=0.25, persons="who"), {"bob": rows["bob"]})
 
 
 def test_noise_of_a_seed_that_the_server_knows_counts_as_none(

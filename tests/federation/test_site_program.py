@@ -24,9 +24,9 @@ from flwr.supercore.inflatable.inflatable_object import get_object_head_values_f
 from parties import OPEN, ROWS, Parties, configuration, write_sites
 
 from rondo.errors import ConfigError
-from rondo.federation.site import account, audit
 from rondo.federation.site import run as site
-from rondo.federation.site.contract import Contract
+from rondo.federation.site.audit import account, audit
+from rondo.federation.site.contract.document import Contract
 from rondo.federation.site.line.connection import Connection
 from rondo.federation.site.run import SiteSetup, show_plan
 from small_runs import save_tiny_bert

@@ -56,7 +56,7 @@ def init(
 
         needed()
         from rondo.data.files.room import Room, TextForm
-        from rondo.federation.site import survey
+        from rondo.federation.site.contract import survey
         from rondo.federation.site.run import clients_in
 
         form = TextForm(separator, encoding, "--")
@@ -112,8 +112,8 @@ def log(
 
         needed()
         from rondo.federation.program import only_program
-        from rondo.federation.site import account, audit
-        from rondo.federation.site.audit_state import STATE
+        from rondo.federation.site.audit import account, audit
+        from rondo.federation.site.audit.state import STATE
 
         path = state / audit.FILE
         if not any((state / name).is_file() for name in (audit.FILE, STATE, audit.CONSENTED)):
@@ -141,7 +141,7 @@ def start_over(state: Annotated[Path, typer.Argument(help="the site's folder, wh
         from rondo.federation.extra import needed
 
         needed()
-        from rondo.federation.site.start_over import start_over as given_up
+        from rondo.federation.site.disk import start_over as given_up
 
         run, clients = given_up(state)
         print(visible(f"run {run}: {', '.join(clients)} begins again, without what it has kept for itself"))
@@ -165,7 +165,7 @@ def program(
     needed()
     quiet_libraries()
     from rondo.federation.identity.keys import SiteKeys
-    from rondo.federation.site.contract import Contract
+    from rondo.federation.site.contract.document import Contract
 
     with headed("rondo federate client"):
         folder = state if state is not None else Path("runs", f"site-{SiteKeys.read(keys).site}")
@@ -183,8 +183,8 @@ def program(
 
 def shown(site: Any, stop: Any) -> None:
     """Print the plan that a site is offered, and go."""
+    from rondo.federation.site.contract.terms import refusal
     from rondo.federation.site.run import show_plan as offered
-    from rondo.federation.site.terms import refusal
 
     offer = offered(site, told=told, stop=stop)
     print_offer(offer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -75,7 +75,7 @@ def least_clients(clients: ClientsConfig) -> int:
 def client_checks(config: RunConfig, count: int) -> Iterator[Problem]:
     """Yield the faults of ``[clients]`` for a federation of ``count`` clients: numbers above it, and lists of values
     per client of another length; and a delta that protects none of them."""
-    clients, privacy = config.clients, config.privacy
+    clients = config.clients
     for key, needed in (("per_round", clients.per_round or 1), ("min_clients", clients.min_clients)):
         if needed > count:
             yield Problem(f"clients.{key}", f"{needed}, but there are only {count} clients: lower it")
@@ -83,18 +83,7 @@ def client_checks(config: RunConfig, count: int) -> Iterator[Problem]:
         if isinstance(value, list) and len(value) != count:
             message = f"{len(value)} for {count} clients: give one per client, in the order of their ids"
             yield Problem(f"clients.{key}", message)
-    if privacy.unit == "client" and privacy.delta is not None and privacy.delta * count >= 1:
-        message = f"{privacy.delta:g} is not below 1 over {count} clients, and telling all of one client keeps to it"
-        yield Problem("privacy.delta", f"{message}: set it to {0.1 / count:.0e} or so")
-
-
-def unprotected(delta: float | None, counts: Mapping[str, int], what: str) -> str | None:
-    """The reason why ``delta`` protects none of the rows, or persons, of a client, since telling all of one keeps to
-    it; None where it protects them. ``counts``: their numbers by client. ``what`` they are."""
-    count, client = max(((count, client) for client, count in counts.items()), default=(0, ""))
-    if delta is None or delta * count < 1:
-        return None
-    return f"{delta:g} is not below 1 over the {count} {what} of {client}: set it to {0.1 / count:.0e} or so"
+    yield from config.guarantee.unprotected_clients(count)
 
 
 def text_form_checks(separator: str | None, encoding: str, keys: str) -> Iterator[Problem]:

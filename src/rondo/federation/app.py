@@ -43,7 +43,7 @@ from rondo.federation.server.remote_run import (
 )
 from rondo.federation.server.saved_sum import SavedSum
 from rondo.federation.server.sites import Sites
-from rondo.federation.site.contract import Contract
+from rondo.federation.site.contract.document import Contract
 from rondo.federation.site.desk import Desk, Exhausted
 from rondo.records import durable
 from rondo.runs import launch

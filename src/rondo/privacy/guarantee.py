@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from rondo.errors import ConfigError, Problem
+
 NoiseFrom = Literal["server", "sites", "steps"]
 """Who adds the noise: the server to the sum, each site a share to its masked upload, or each client to its steps."""
 Asked = Literal["client DP", "client DP, masked", "example DP", "secure aggregation"]
@@ -131,6 +133,18 @@ class Guarantee:
         if self.masks_uploads and self.noise_from != "sites":
             yield "secure aggregation", "privacy.secure_aggregation"
 
+    def unprotected_clients(self, count: int) -> Iterator[Problem]:
+        """The fault of a delta that protects none of ``count`` clients."""
+        if self.unit == "client" and self.delta is not None and self.delta * count >= 1:
+            message = f"{self.delta:g} is not below 1 over {count} clients, and telling all of one client keeps to it"
+            yield Problem("privacy.delta", f"{message}: set it to {0.1 / count:.0e} or so")
+
+    def check_units(self, counts: Mapping[str, int]) -> None:
+        """Raise :class:`ConfigError` where delta protects none of a client's rows, or persons. ``counts``: their
+        numbers by client."""
+        if (reason := unprotected(self.delta, counts, self.units)) is not None:
+            raise ConfigError.at("privacy.delta", reason)
+
     @property
     def answers(self) -> dict[str, Any]:
         """What follows for all that a run shows, by key, as its manifest has it."""
@@ -169,6 +183,15 @@ class Guarantee:
             yield "masked sums, against the server", "it sees sums alone"
         if record["simulation"] and (self.masks_uploads or self.adversary == "server"):
             yield "against the machine of this simulation", "nothing"
+
+
+def unprotected(delta: float | None, counts: Mapping[str, int], what: str) -> str | None:
+    """The reason why ``delta`` protects none of the rows, or persons, of a client, since telling all of one keeps to
+    it; None where it protects them. ``counts``: their numbers by client. ``what`` they are."""
+    count, client = max(((count, client) for client, count in counts.items()), default=(0, ""))
+    if delta is None or delta * count < 1:
+        return None
+    return f"{delta:g} is not below 1 over the {count} {what} of {client}: set it to {0.1 / count:.0e} or so"
 
 
 def composed(runs: int, epsilon: float, delta: float) -> str:

@@ -11,14 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rondo.config.checks import unprotected
 from rondo.config.load import listed, load, located
 from rondo.config.schema import RunConfig
 from rondo.data.files.tables import Table
 from rondo.data.population import Population
 from rondo.data.units import Units
 from rondo.engine.transport import Observer
-from rondo.errors import ConfigError, headed
+from rondo.errors import headed
 from rondo.records.directory import RunDirectory
 from rondo.records.manifest import must_equal, rows_of
 from rondo.runs import again, launch
@@ -202,10 +201,8 @@ def _new(config: RunConfig, device: str, given: Given, workers: RayWorkers | Non
 def _must_protect(config: RunConfig, population: Population) -> None:
     """Raises :class:`ConfigError` where ``delta`` protects no row of a client."""
     if config.guarantee.of_rows:
-        counts = {name: len(Units.of(member.trained())) for name, member in population.members.items()}
-        reason = unprotected(config.privacy.delta, counts, config.guarantee.units)
-        if reason is not None:
-            raise ConfigError.at("privacy.delta", reason)
+        units = {name: len(Units.of(member.trained())) for name, member in population.members.items()}
+        config.guarantee.check_units(units)
 
 
 def _same(run: Stopped, given: Given, workers: RayWorkers | None, observer: Observer, *, whatever: bool) -> Assembly:

@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Mapping
 
-from rondo.config.checks import unprotected
 from rondo.config.schema import RunConfig
 from rondo.data.labels import MOST, disagreement, merged
 from rondo.errors import ConfigError, Problem
@@ -41,9 +40,7 @@ def started(
     sites.offer(plan_of(config, run, assembly.labels, assembly.model_sha256))
     gather(config, sites, clients, seconds, told)
     if config.guarantee.units == "rows":  # of persons it is told no number
-        reason = unprotected(config.privacy.delta, sites.examples(), "rows")
-        if reason is not None:
-            raise ConfigError.at("privacy.delta", reason)
+        config.guarantee.check_units(sites.examples())
     return assembly
 
 

@@ -25,7 +25,7 @@ from rondo.data.files.tables import Rows
 from rondo.data.units import Parts
 from rondo.errors import ConfigError
 from rondo.federation.plan import Plan
-from rondo.federation.site.term import Term
+from rondo.federation.site.contract.document import Term
 from rondo.records import private_file
 from rondo.records.durable import Damaged
 

@@ -19,13 +19,13 @@ from rondo.federation.environment import here
 from rondo.federation.identity.peers import Voice
 from rondo.federation.letter import SUMS
 from rondo.federation.plan import Consent, End, NotAPlan, Plan
-from rondo.federation.site import audit, private, terms
-from rondo.federation.site.audit import CONSENTED, Audit, Unwritten
+from rondo.federation.site.audit import audit
+from rondo.federation.site.audit.audit import CONSENTED, Audit, Unwritten
 from rondo.federation.site.behind import Behind
-from rondo.federation.site.contract import Contract
-from rondo.federation.site.disk import Disk
+from rondo.federation.site.contract import protection, terms
+from rondo.federation.site.contract.document import Contract
+from rondo.federation.site.disk import PLAN, Disk
 from rondo.federation.site.joining import Declined, Joining, Offer, for_the_server
-from rondo.federation.site.ledger import SiteLedger
 from rondo.federation.site.seat import Seat
 from rondo.federation.site.sums import Sums
 from rondo.records import durable
@@ -84,9 +84,9 @@ class Desk:
     _audit: Audit | None = None
 
     def __post_init__(self) -> None:
-        self.ledger = SiteLedger(self.folder, self.rows, self.contract.rows.inputs, self.contract.privacy.persons)
+        self.ledger = protection.ledger_of(self.contract, self.folder, self.rows)
         rows, tests = self._allowed(self.rows), self._allowed(self.tests)
-        columns, least = (*self.contract.rows.inputs, *self.contract.rows.labels), self.contract.training.least_rows
+        columns, least = self.contract.rows.columns, self.contract.training.least_rows
         behind = Behind(self.folder, self.folder / CONSENTED, rows, columns, least, self.told)
         self.behind = None if self.contract.training.repeats else behind
         self.joining = Joining(
@@ -96,8 +96,7 @@ class Desk:
 
     def _allowed(self, of_clients: Mapping[str, Rows]) -> dict[str, Rows]:
         """Rows without the columns that no run may read."""
-        persons = self.contract.privacy.persons
-        allowed = {*self.contract.rows.inputs, *self.contract.rows.labels, *([persons] if persons else ())}
+        allowed = self.contract.columns
         return {
             client: [{c: row[c] for c in row if c in allowed} for row in rows] for client, rows in of_clients.items()
         }
@@ -205,7 +204,7 @@ class Desk:
             self._disk, self._sums = seat.disk, sums
             self._plan, self._run = digest, plan.run
             durable.write(self.folder / PLAN, plan.encode())
-            for line in private.said(seat.assembly.config):
+            for line in protection.said(seat.assembly.config):
                 self.told(line)
             self.told("ready: " + ", ".join(f"{name} ({count} examples)" for name, count in offer.examples.items()))
         clients = {name: len(party.member.train) for name, party in self.parties.items()}
@@ -366,8 +365,6 @@ class Desk:
 
 _FOR_THE_SERVER = ("refused", "wrong_model", "wrong_protocol")
 """Reasons whose words are this program's own."""
-PLAN = "plan.json"
-"""The file of the last plan that the site consented to."""
 
 
 def _rounded(number: float | None, decimals: int | None) -> float | None:

@@ -1,4 +1,4 @@
-"""A site's disk: the tensors that each of its clients needs after a restart."""
+"""A site's disk: the tensors that each of its clients needs after a restart, and a new start where they are lost."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from urllib.parse import quote
 
 from rondo.engine.client.party import LOST, NONE, Holdings, Party
 from rondo.engine.wire import serialization
+from rondo.errors import ConfigError
+from rondo.federation.plan import NotAPlan, Plan
+from rondo.federation.program import only_program
 from rondo.params import Params
 from rondo.records import durable
 
+PLAN = "plan.json"
+"""The file of the last plan that the site consented to."""
 _DIGEST = 32
 
 
@@ -81,3 +86,19 @@ class Disk:
 
     def _file(self, client: str) -> Path:
         return self.folder / f"{quote(client, safe='')}.safetensors"
+
+
+def start_over(folder: Path) -> tuple[str, tuple[str, ...]]:
+    """Give up what the clients of a site's ``folder`` have kept for themselves in their run, and return its name and
+    theirs. Raises :class:`ConfigError`, also while the site's program runs."""
+    if not (folder / PLAN).is_file():
+        raise ConfigError.at("STATE", f"no {PLAN} in {str(folder)!r}, so its site is in no run: name another folder")
+    with only_program(folder):
+        try:
+            plan = Plan.decode((folder / PLAN).read_bytes())
+        except NotAPlan as error:
+            message = f"{str(folder / PLAN)!r} is damaged ({error}): start the site's program, which gets it again"
+            raise ConfigError.at("STATE", message) from None
+        for client in plan.clients or ():
+            Disk(folder, plan.run).start_over(client)
+    return plan.run, plan.clients or ()

@@ -23,12 +23,12 @@ from rondo.errors import ConfigError
 from rondo.federation.environment import here
 from rondo.federation.identity.peers import Voice
 from rondo.federation.plan import NotAPlan, Plan
-from rondo.federation.site import behind, terms
+from rondo.federation.site import behind
 from rondo.federation.site.behind import Behind
-from rondo.federation.site.contract import Contract
+from rondo.federation.site.contract import terms
+from rondo.federation.site.contract.document import Contract, Term
 from rondo.federation.site.ledger import SiteLedger
 from rondo.federation.site.sums import of_sum
-from rondo.federation.site.term import Term
 from rondo.params import num_bytes
 from rondo.runs.assembling.assemble import assemble
 from rondo.runs.assembling.assembly import Assembly

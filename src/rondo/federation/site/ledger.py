@@ -16,17 +16,14 @@ import hmac
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rondo.algorithm import Client, ClientFailed
 from rondo.data.files.tables import Rows
 from rondo.errors import ConfigError
-from rondo.federation.site.contract import PrivacyTerms
 from rondo.privacy.accounts.account import Account, Entry, Steps, read
 from rondo.privacy.accounts.accountant import epsilon_of_steps
-from rondo.privacy.mechanism.draws import Draws
 from rondo.records import durable
 from rondo.tasks.row_checks import value_name
 
@@ -35,32 +32,6 @@ _FORMER = "privacy.json"
 _KEY_BYTES = 32
 _MARK = 8
 """Bytes of a digest."""
-
-
-@dataclass(frozen=True)
-class Allowance:
-    """Writes the private trainings of a run down, and refuses those that would exceed the contract.
-
-    ``protection``: the run's.
-    """
-
-    ledger: SiteLedger
-    allowed: PrivacyTerms
-    run: str
-    protection: Entry
-    told: Callable[[str], None]
-
-    def __call__(self, client: Client, draws: Draws, steps: int) -> None:
-        """Called before the first of ``steps`` private steps. Raises :class:`ClientFailed`."""
-        delta, most = self.allowed.delta, self.allowed.max_epsilon
-        entry = replace(self.protection, run=self.run, sampled=draws.probability, count=steps)
-        after = self.ledger.epsilon(client.id, delta, {entry.kind: steps})
-        if most is not None and after > most:
-            detail = f"its owner allows epsilon {most:g} over all runs on these rows, and this training would exceed it"
-            raise ClientFailed(client.id, "refused", detail)
-        self.ledger.spend(client.id, entry)
-        limit = "" if most is None else f" of {most:g}"
-        self.told(f"{client.id}: epsilon {after:.3g}{limit} at delta {delta:g}, over all runs on these rows")
 
 
 @dataclass

@@ -17,8 +17,8 @@ from rondo.federation.identity.peers import Voice
 from rondo.federation.letter import content_of, kind_of
 from rondo.federation.plan import End, NotAPlan, Plan
 from rondo.federation.program import Program, only_program
-from rondo.federation.site import private
-from rondo.federation.site.contract import Contract
+from rondo.federation.site.contract import protection
+from rondo.federation.site.contract.document import Contract
 from rondo.federation.site.desk import Desk, Exhausted
 from rondo.federation.site.joining import Declined, Offer
 from rondo.federation.site.line.connection import TurnedAway, Unreachable
@@ -39,7 +39,7 @@ class SiteSetup:
     - ``server``: the server's address, HOST or HOST:PORT.
     - ``keys``: the site's folder of keys.
     - ``data``: a file with the rows of its one client, or a folder with a file for each.
-    - ``folder``: what it keeps: see :mod:`rondo.federation.site.disk` and :mod:`rondo.federation.site.audit`.
+    - ``folder``: what it keeps: see :mod:`rondo.federation.site.disk` and :mod:`rondo.federation.site.audit.audit`.
     - ``contract``: what its owner allows.
     - ``model``: its own copy of the base model, in place of the name in the plan.
     - ``insecure``: without TLS.
@@ -175,7 +175,7 @@ class _Here:
         keys = SiteKeys.read(site.keys)
         room = site.contract.rows.room
         rows = _rows(site.data, keys.clients, "--data", room())
-        private.check_delta(site.contract.privacy, rows)
+        protection.check_delta(site.contract, rows)
         tests = _rows(site.test, keys.clients, "--test", room()) if site.test is not None else {}
         host, port = address_of(site.server)
         ca = None if site.insecure else keys.ca

@@ -17,20 +17,17 @@ from rondo.engine.client.party import Party
 from rondo.engine.wire.parcel import start_of
 from rondo.federation.identity.peers import Voice
 from rondo.federation.plan import Plan
-from rondo.federation.site import terms
-from rondo.federation.site.audit import Audit
+from rondo.federation.site.audit.audit import Audit
 from rondo.federation.site.behind import Behind, is_free, work_of
-from rondo.federation.site.contract import Contract
+from rondo.federation.site.contract import protection, terms
+from rondo.federation.site.contract.document import Contract
+from rondo.federation.site.contract.withheld import Withheld
 from rondo.federation.site.disk import Disk
 from rondo.federation.site.joining import Declined
-from rondo.federation.site.ledger import Allowance, SiteLedger
-from rondo.federation.site.opened import Opened
-from rondo.federation.site.sum_allowance import allowance_of
+from rondo.federation.site.ledger import SiteLedger
+from rondo.federation.site.sum_state import Opened
 from rondo.federation.site.sums import Sums
-from rondo.federation.site.withheld import Withheld
 from rondo.params import Params
-from rondo.privacy.accounts.account import Entry, counted_by_the_server
-from rondo.privacy.masking.session import Refused
 from rondo.process import on_threads
 from rondo.runs.assembling.assembly import Assembly
 
@@ -70,9 +67,7 @@ class Seat:
             with on_threads(threads):
                 return start_of(assembly.algorithm, first(), client.rank, assembly.round(0))
 
-        spend: Callable[..., None] = counted_by_the_server
-        if assembly.config.guarantee.of_rows:
-            spend = Allowance(self.ledger, self.contract.privacy, plan.run, Entry.of(assembly.config), self.told)
+        spend = protection.of_steps(assembly.config, self.contract, self.ledger, plan.run, self.told)
         parties = {}
         for name, member in assembly.population.members.items():
             kept: dict[str, Params] = {}
@@ -98,12 +93,10 @@ class Seat:
         least, largest = self.contract.training.least_sites, self.contract.outgoing.largest_mb * 1e6
         opened = Opened(self.disk.folder.parent, plan.run, config.seed)
         facts = (plan.run, plan.digest, plan.model, config, opened, self.audit, self.told)
-        allowance = allowance_of(config, self.ledger, self.contract.privacy, plan.run, self.told)
+        allowance = protection.of_vectors(config, self.contract, self.ledger, plan.run, self.told)
         sums = Sums(self.disk.folder, self.voice, least, largest, *facts, allowance)
-        try:
-            sums.check_seed()
-        except Refused as refused:
-            raise Declined(refused.detail) from None
+        if (reason := sums.refused()) is not None:
+            raise Declined(reason)
         return sums
 
     def _work(self, of: Callable[[Behind, int, str], str | None]) -> str | None:

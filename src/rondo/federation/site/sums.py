@@ -23,12 +23,10 @@ from rondo.engine.wire.parcel import sent_digest
 from rondo.engine.wire.strict import Rejected, short
 from rondo.federation.identity.peers import Voice
 from rondo.federation.letter import SUMS
-from rondo.federation.site.audit import Audit
-from rondo.federation.site.contract import Contract
-from rondo.federation.site.opened import Opened
-from rondo.federation.site.sum_allowance import SumAllowance
-from rondo.federation.site.sum_state import Attempt, Learned, SumState
-from rondo.federation.site.term import Term
+from rondo.federation.site.audit.audit import Audit
+from rondo.federation.site.contract.document import Contract, Term
+from rondo.federation.site.contract.protection import Allowance
+from rondo.federation.site.sum_state import Attempt, Learned, Opened, SumState
 from rondo.privacy.masking.integers import FixedPoint, NoiseShare, stream_of
 from rondo.privacy.masking.session import Refused, SiteSession, Terms, fewest
 from rondo.privacy.sums.masked_sum import changes_of, fixed_point, weighs_by_examples
@@ -84,7 +82,7 @@ class Sums:
     opened: Opened
     audit: Audit
     told: Callable[[str], None]
-    allowance: SumAllowance | None = None
+    allowance: Allowance | None = None
     """Counts vectors with noise of this site; None where it adds none."""
     _attempt: Attempt | None = None
     _loaded: bool = field(default=False)
@@ -274,10 +272,14 @@ class Sums:
         stream = stream_of(self.config.privacy.debug_seed, terms.attempt, min(attempt.clients))
         return share.drawn(terms.threshold, count, stream)
 
-    def check_seed(self) -> None:
-        """Raise :class:`~rondo.privacy.masking.session.Refused` where the run's seed was another's."""
-        if self._is_bare:
-            self.opened.check_seed()
+    def refused(self) -> str | None:
+        """The reason why no sum of the run may be opened: its seed was another's. None if one may."""
+        try:
+            if self._is_bare:
+                self.opened.check_seed()
+        except Refused as refused:
+            return refused.detail
+        return None
 
     @property
     def _is_bare(self) -> bool:

@@ -209,10 +209,6 @@ TOLD = 20
 """Most clients of a round whose own epsilon its record tells: each takes a tenth of a second, and several at first."""
 
 
-def counted_by_the_server(client: Client, draws: Draws, steps: int) -> None:
-    """Counts nothing: the private steps of a simulated client are in its server's :class:`RowAccount`."""
-
-
 @dataclass
 class RowAccount:
     """The private steps of a run.

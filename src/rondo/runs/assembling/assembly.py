@@ -34,9 +34,9 @@ from rondo.engine.wire.parcel import StartVersions
 from rondo.models.forms.model import Model
 from rondo.models.shortcuts.prefix import Prefix
 from rondo.params import Params
-from rondo.privacy.accounts.account import RowAccount, counted_by_the_server
+from rondo.privacy.accounts.account import RowAccount
 from rondo.privacy.sums.sum import Sum
-from rondo.runs.assembling.private import Protection
+from rondo.runs.assembling.private import Protection, counted_by_the_server
 from rondo.tasks.task import Task
 
 S = TypeVar("S", bound=Scorer)

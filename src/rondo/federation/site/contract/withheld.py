@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from rondo.engine.transport import Answer
-from rondo.federation.site import terms
-from rondo.federation.site.contract import Contract
+from rondo.federation.site.contract import terms
+from rondo.federation.site.contract.document import Contract
 
 
 @dataclass(frozen=True)

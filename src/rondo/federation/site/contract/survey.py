@@ -15,7 +15,7 @@ from rondo.config.reference import keys
 from rondo.data.files.room import TextForm
 from rondo.data.files.tables import Rows
 from rondo.errors import ConfigError, Problem
-from rondo.federation.site.contract import Contract
+from rondo.federation.site.contract.document import Contract
 from rondo.tasks.row_checks import is_missing, value_name
 
 _FEW = 20

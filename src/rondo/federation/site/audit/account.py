@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rondo.federation.site.audit import AuditLine
+from rondo.federation.site.audit.audit import AuditLine
 from rondo.federation.site.ledger import SiteLedger
 from rondo.report.terminal import human_bytes
 

@@ -19,10 +19,9 @@ from rondo.config.inputs import BUILTIN_MODEL, BUILTIN_NETWORKS
 from rondo.config.schema import RunConfig
 from rondo.data.members import Member
 from rondo.federation.plan import Plan
-from rondo.federation.site import private
-from rondo.federation.site.contract import Contract
+from rondo.federation.site.contract import protection
+from rondo.federation.site.contract.document import Contract, Term
 from rondo.federation.site.ledger import SiteLedger
-from rondo.federation.site.term import Term
 from rondo.models.networks.network import Network
 from rondo.params import AUXILIARY_PREFIX, HEAD_PREFIX, Params, Role, module_of, num_bytes, role
 from rondo.report.terminal import human_bytes
@@ -54,7 +53,7 @@ def of_plan(plan: Plan, config: RunConfig, contract: Contract, own_model: str | 
     yield Term("base model", base, known, training.fetch_models or not fetched)
     yield from _columns(config, contract)
     yield from _classes(plan, config, contract)
-    yield from private.of_plan(config, contract.privacy)
+    yield from protection.of_plan(config, contract)
     held_back = config.data.validation_fraction
     share = f"{rows.largest_held_back:.0%} at most"
     yield Term("rows held back", f"{held_back:.0%}", share, held_back <= rows.largest_held_back)
@@ -119,9 +118,7 @@ def _classes(plan: Plan, config: RunConfig, contract: Contract) -> Iterator[Term
     names, most = contract.rows.label_names, contract.rows.most_labels
     allowed = f"at most {most} names" if names is None else ", ".join(names)
     if plan.labels is None:
-        noisy = config.guarantee.noise_from is not None
-        allowed = "none of its rows under differential privacy: the server names them" if noisy else allowed
-        yield Term("class names", "asked: they leave", allowed, not noisy)
+        yield protection.of_names(config, allowed)
         return
     # A run whose classes are some of the site's would count the rows that have them.
     within = names is None or set(names) <= set(plan.labels)
@@ -195,7 +192,7 @@ def of_training(
     sites = assembly.model.network.sites.values()
     rank = max((site.rank for site in sites), default=0)
     yield Term("rank in the model", str(rank), f"{training.largest_rank} at most", rank <= training.largest_rank)
-    yield from private.of_training(config, assembly, contract.privacy, ledger, run)
+    yield from protection.of_training(config, assembly, contract, ledger, run)
     leaving = {name for upload in uploads for name in upload.params}
     yield from of_tensors(contract, leaving, embeddings(assembly.model.network.module))
     largest, limit = max(num_bytes(upload.params) for upload in uploads), contract.outgoing.largest_mb

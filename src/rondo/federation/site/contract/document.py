@@ -1,11 +1,12 @@
 """A site's contract: what its owner allows to be read, trained and sent. No server can exceed it.
 
-The owner writes it as ``site.toml`` (``rondo federate site init``). :mod:`rondo.federation.site.terms` holds a plan
-against it, :mod:`rondo.federation.site.desk` every letter.
+The owner writes it as ``site.toml`` (``rondo federate site init``). :mod:`rondo.federation.site.contract.terms` holds a
+plan against it, term by term, and :mod:`rondo.federation.site.desk` every letter.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -52,6 +53,11 @@ class RowsTerms(Section):
     largest_left_out: Fraction = 0.1
     """Largest share of the rows that a run may leave out as bad (``data.bad_rows = "drop"``). The rows that such a run
     keeps are the server's choice."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that runs may read or learn to predict."""
+        return (*self.inputs, *self.labels)
 
     def room(self) -> Room:
         """The memory for the rows of a file or a folder, and the form of text files."""
@@ -159,6 +165,12 @@ class Contract(Section):
     outgoing: OutgoingTerms = Field(default_factory=OutgoingTerms)
     incoming: IncomingTerms = Field(default_factory=IncomingTerms)
 
+    @property
+    def columns(self) -> frozenset[str]:
+        """All columns that stay read: those of runs, and the one that says whose a row is."""
+        persons = self.privacy.persons
+        return frozenset((*self.rows.columns, *([persons] if persons else ())))
+
     @classmethod
     def read(cls, path: Path) -> Contract:
         """The contract in a file. Raises :class:`ConfigError` with every fault."""
@@ -189,3 +201,23 @@ class Contract(Section):
             message = f"{both[0]!r} is one of rows.inputs too, so it would be read in order to predict it: name it once"
             problems.append(Problem("rows.labels", message))
         return problems
+
+
+@dataclass(frozen=True)
+class Term:
+    """One thing that a plan asks."""
+
+    subject: str
+    asked: str
+    """The plan's wish. It may be told to the server, so no row is in it and no number of rows."""
+    allowed: str
+    """The contract's word on it."""
+    kept: bool = True
+    """Whether the wish is within the contract."""
+    own: str = ""
+    """Figures about it that the site's owner alone is told."""
+
+    @property
+    def reason(self) -> str:
+        """The reason to refuse it."""
+        return f"{self.subject}: {self.asked}, and its owner allows {self.allowed}"

@@ -1,7 +1,7 @@
 """A site's audit: ``letters.jsonl``, a line per letter that came or left, with its content as the owner would read it.
 
 Every line holds the SHA-256 of the line before it, so that no line can be changed, taken out or put in unnoticed. That
-of the last one is in :mod:`~rondo.federation.site.audit_state`, beside what counts against limits. A letter is in both,
+of the last one is in :mod:`~rondo.federation.site.audit.state`, beside what counts against limits. A letter is in both,
 on the disk, before it leaves or is used. After a rotation the same chain goes on in ``letters.2.jsonl``.
 """
 
@@ -26,7 +26,7 @@ from rondo.engine.wire.envelope import decode_upload
 from rondo.engine.wire.letters import Reply, Request
 from rondo.errors import ConfigError
 from rondo.federation.plan import Consent, Plan
-from rondo.federation.site.audit_state import FIRST, LOST, STATE, AuditState
+from rondo.federation.site.audit.state import FIRST, LOST, STATE, AuditState
 from rondo.params import Params
 from rondo.records import durable
 from rondo.records.durable import Damaged
