@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rondo.records.student import half_interval
@@ -84,14 +85,14 @@ class Curve:
     ``bytes``: up and down, the mean over all clients of the run, those that were never drawn among them: the sum over
     clients would grow with their number, whatever each of them sends. None where they would tell how many took part,
     and that is a secret.
-    ``privacy``: what ``[privacy]`` protects after the last round, as in ``summary.json``; None without it.
+    ``summary``: ``summary.json``; empty before the end.
     """
 
     rounds: list[int]
     bytes: list[float] | None
     values: list[float]
     clients: int = 1
-    privacy: Mapping[str, Any] | None = None
+    summary: Mapping[str, Any] = MappingProxyType({})
 
     def until(self, *, rounds: float = math.inf, bytes: float = math.inf) -> Curve:
         """The part with no more than so many rounds and bytes."""

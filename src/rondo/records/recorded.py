@@ -1,14 +1,15 @@
-"""A run as its directory records it: all that a page shows. Imports no torch."""
+"""A run as its directory records it: all that a page shows, and what it says of its protection. Imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pydantic
 
-from rondo.privacy.guarantee import Guarantee
+from rondo.privacy.guarantee import Guarantee, added, sentence, sentences
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Recorded:
     @property
     def guarantee(self) -> Guarantee:
         """The promise of its ``[privacy]``."""
-        return Guarantee.of(self.config.get("privacy"))
+        return promise(self.config)
 
     @property
     def private(self) -> bool:
@@ -80,6 +81,40 @@ class Recorded:
     def titles(self) -> Mapping[str, str]:
         """The names of metrics that are other than their keys."""
         return self.rounds[-1].get("titles", {}) if self.rounds else {}
+
+
+WITHHELD = "not told: how many clients took part is a secret"
+"""The words in place of costs where the turnout is a secret (:class:`rondo.privacy.guarantee.Guarantee`)."""
+
+
+def promise(of: Mapping[str, Any]) -> Guarantee:
+    """The promise of a record, ``summary.json`` or a run in ``comparison.json``, or of a configuration."""
+    return Guarantee.of(of.get("privacy"))
+
+
+def said(of: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Pairs of a protection, with its adversary, and how far it goes, by a record; none without a promise."""
+    if (section := _section(of)) is not None:
+        yield from sentences(section)
+
+
+def weakest_guarantee(of_runs: Iterable[Mapping[str, Any]]) -> str | None:
+    """The sentence on the promise with the largest epsilon of these records; None where none has one."""
+    private = filter(None, map(_section, of_runs))
+    weakest = max(private, key=lambda p: math.inf if (e := p.get("epsilon")) is None else e, default=None)
+    return None if weakest is None else sentence(weakest)
+
+
+def added_up(of_runs: Iterable[Mapping[str, Any]]) -> str | None:
+    """The sentence on all of these records together; None where none has an epsilon."""
+    spent = [(s, Guarantee.of(s)) for s in map(_section, of_runs) if s is not None and "epsilon" in s]
+    return added(spent) if spent else None
+
+
+def _section(of: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a record says of a promise. Published ones may be older than the key ``simulation``, and are of them."""
+    section = of.get("privacy")
+    return None if section is None else {"simulation": True, **section}
 
 
 class Claim(pydantic.BaseModel):

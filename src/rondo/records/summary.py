@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rondo.privacy.guarantee import sentence
 from rondo.records.curve import score
 
 
@@ -27,17 +25,6 @@ def totals(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "failed_clients": sum(len(r["failed"]) for r in history),
         "skipped_rounds": sum(r["skipped"] is not None for r in history),
     }
-
-
-WITHHELD = "not told: how many clients took part is a secret"
-"""The words in place of costs where the turnout is a secret (:class:`rondo.privacy.guarantee.Guarantee`)."""
-
-
-def weakest_guarantee(of_runs: Iterable[Mapping[str, Any] | None]) -> str | None:
-    """The sentence on the promise of the run with the largest epsilon; None where no run has ``[privacy]``."""
-    private = [privacy for privacy in of_runs if privacy is not None]
-    weakest = max(private, key=lambda p: math.inf if (e := p.get("epsilon")) is None else e, default=None)
-    return None if weakest is None else sentence(weakest)
 
 
 def costs(history: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:

@@ -8,8 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from rondo.errors import visible
-from rondo.privacy.guarantee import Guarantee, sentences
-from rondo.records.summary import WITHHELD
+from rondo.records.recorded import WITHHELD, promise, said
 from rondo.report.table import Table
 
 
@@ -104,8 +103,7 @@ def score_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     best = summary["best"]
     if best is not None and best["rounds"] != summary["rounds"]:
         yield f"best, after round {best['rounds']}: {title}", "", score_cell(best[primary])
-    if (privacy := summary.get("privacy")) is not None:
-        yield from ((protected, "", bound) for protected, bound in sentences(privacy))
+    yield from ((protected, "", bound) for protected, bound in said(summary))
     if "local_only" in summary:
         local = summary["local_only"]
         if local.get("test") is not None:
@@ -124,7 +122,7 @@ def _at_clients(label: str, title: str, spread: Mapping[str, Any]) -> Iterator[t
 
 
 def _cost_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    if Guarantee.of(summary.get("privacy")).secret_turnout:
+    if promise(summary).secret_turnout:
         yield f"bytes, seconds and failures are {WITHHELD}", "", "-"
         return
     traffic, seconds = summary["bytes"], summary["seconds"]

@@ -46,11 +46,8 @@ class Score:
         summary = directory.read("summary.json") if directory.finished else None
         before = {} if summary is None else summary["measures"]["before"]
         clients = len(directory.read("partition.json")["clients"]) if summary is None else summary["clients"]
-        private = None if summary is None else summary.get("privacy")
-        # Records that are published with a page may be older than this key, and are of simulations.
-        told = None if private is None else {"simulation": True, **private}
         sent = list[float]()
-        curve = Curve([], None if trial.config.guarantee.secret_turnout else sent, [], clients, told)
+        curve = Curve([], None if trial.config.guarantee.secret_turnout else sent, [], clients, summary or {})
         for point in points(directory.rounds(), partial(self._value, held_out=trial.held_out), {}, before):
             if point.rounds % self.every:
                 continue

@@ -8,11 +8,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from rondo.privacy.guarantee import Guarantee, added
 from rondo.records import durable
 from rondo.records.curve import Curve
 from rondo.records.directory import RunDirectory, as_written
-from rondo.records.summary import WITHHELD, weakest_guarantee
+from rondo.records.recorded import WITHHELD, added_up, weakest_guarantee
 from rondo.report.terminal import human_bytes
 from rondo.study import pictures
 from rondo.study.claims import index
@@ -55,8 +54,6 @@ def _page(trials: Trials, of_claims: Sequence[Finding], curves: Mapping[str, lis
     of_bytes = sum(finding.equal_bytes is not None for finding in of_claims)
     over = "Scores over rounds and over bytes per client" if pictures.over_bytes(lines) else "Scores over rounds"
     edges = {} if entry.tuning is None else {arm: entry.tuning.at_edge(trials.tuned(arm)) for arm in curves}
-    records = [curve.privacy for of_arm in curves.values() for curve in of_arm if curve.privacy is not None]
-    spent = [(record, Guarantee.of(record)) for record in records if "epsilon" in record]
     ways, versions = _made(finished(trials))
     return template("entry.md").render(
         trials=trials,
@@ -69,7 +66,7 @@ def _page(trials: Trials, of_claims: Sequence[Finding], curves: Mapping[str, lis
         presupposed={one.of.says: one.here for finding in of_claims for one in finding.presupposed},
         arms=[_arm(trials, arm, of_arm) for arm, of_arm in curves.items()],
         guarantees=_guarantees(curves),
-        together=added(spent) if spent else "",
+        together=added_up(curve.summary for of_arm in curves.values() for curve in of_arm),
         picture="Scores" if pictures.over_nothing(lines) else over,
         ends_alone=any(len(of_arm[0].rounds) == 1 for of_arm in curves.values()),
         edges=[f"{arm} ({', '.join(keys)})" for arm, keys in edges.items() if keys],
@@ -80,10 +77,10 @@ def _page(trials: Trials, of_claims: Sequence[Finding], curves: Mapping[str, lis
 
 
 def _guarantees(curves: Mapping[str, list[Curve]]) -> dict[str, list[str]]:
-    """Each guarantee of ``[privacy]``, that of an arm's largest epsilon, and the arms that have it."""
+    """Each guarantee, that of an arm's largest epsilon, and the arms that have it."""
     of_arms: dict[str, list[str]] = {}
     for arm, of_arm in curves.items():
-        if (guarantee := weakest_guarantee(curve.privacy for curve in of_arm)) is not None:
+        if (guarantee := weakest_guarantee(curve.summary for curve in of_arm)) is not None:
             of_arms.setdefault(guarantee, []).append(arm)
     return of_arms
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rondo.privacy.guarantee import sentence
 from rondo.records.curve import Spread, score
-from rondo.records.summary import weakest_guarantee
+from rondo.records.recorded import weakest_guarantee
 
 
 def score_of(scores: Mapping[str, Any], kinds: Mapping[str, str], primary: str) -> dict[str, Any] | None:
@@ -32,7 +31,7 @@ def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     seeds."""
     result: dict[str, Any] = {
         "head": runs[0]["head"],
-        "guarantee": weakest_guarantee(run["privacy"] for run in runs),
+        "guarantee": weakest_guarantee(runs),
     }
     for key in ("score", "test", "own_rows", "fine_tuned"):
         result[key] = _of_model([r[key] for r in runs if r[key] is not None])
@@ -70,7 +69,8 @@ def run_rows(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             row |= {f"more_tests.{name}": scored["score"], f"more_tests.{name}_model": scored["model"]}
         best = run["best"] or {"score": None, "round": None}
         row |= {"metric": run["title"], "curve_of": run["curve_of"], "best": best["score"], "best_round": best["round"]}
-        guarantee = {} if run["privacy"] is None else {"guarantee": f"this run by itself: {sentence(run['privacy'])}"}
+        own = weakest_guarantee([run])
+        guarantee = {} if own is None else {"guarantee": f"this run by itself: {own}"}
         rows.append(row | dict(run["measures"]) | {key: run[key] for key in _NUMBERS} | guarantee)
     columns = dict.fromkeys(column for row in rows for column in row)
     return [{column: row.get(column) for column in columns} for row in rows]

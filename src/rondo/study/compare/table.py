@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from rondo.privacy.guarantee import Guarantee
-from rondo.records.summary import WITHHELD
+from rondo.records.recorded import WITHHELD, promise
 from rondo.report.table import Table
 from rondo.report.terminal import human_bytes
 
@@ -84,7 +83,7 @@ def _notes(content: Mapping[str, Any]) -> Iterator[str]:
         yield guarantee if len(of) == len(content["algorithms"]) else f"{', '.join(of)}: {guarantee}"
     if content.get("together") is not None:
         yield content["together"]
-    if any(Guarantee.of(run["privacy"]).secret_turnout for run in content["runs"]):
+    if any(promise(run).secret_turnout for run in content["runs"]):
         yield f"bytes and seconds are {WITHHELD}"
 
 
