@@ -13,10 +13,11 @@ from family_runs import configured, drawn, opened
 from torch import Tensor
 
 from rondo.algorithm import Client, Round
-from rondo.config.schema import ClientsConfig, PrivacyConfig, TrainConfig
+from rondo.config.schema import ClientsConfig, TrainConfig
 from rondo.engine.client.trainer import CohortTrainer
 from rondo.models.forms.transformer import AdaptedTransformer
 from rondo.params import Params, add_client_axis
+from rondo.privacy.guarantee import Guarantee
 from rondo.tasks.task import Task
 
 FAST = ("Llama", "DeBERTa v2", "Funnel", "BART")
@@ -50,10 +51,10 @@ def step(
     config = TrainConfig(
         optimizer="sgd", lr=1.0, max_grad_norm=0.0, batch_size=len(rows), packing=False, length_grouping=False, **train
     )
-    privacy = None if clip is None else PrivacyConfig(unit="example", clip=clip, noise=0.0, delta=1e-5, debug_seed=0)
+    privacy = None if clip is None else Guarantee(unit="example", clip=clip, noise=0.0, delta=1e-5, debug_seed=0)
     client = Client("ann", len(rows))
     trainer = CohortTrainer(
-        model.network, task, (client,), (rows,), Round(0, 1, 0, 1), config, ClientsConfig(), {}, privacy=privacy
+        model.network, task, (client,), (rows,), Round(0, 1, 0, 1), config, ClientsConfig(), {}, promise=privacy
     )
     fitted = trainer.fit(start, steps=1).params
     return {n: t - fitted[n] for n, t in start.items()}

@@ -24,13 +24,14 @@ from audits import epsilon_of_mu, least_mu_at, right_guesses, steinke
 from rondo.algorithm import Client, Round, ServerState, Upload
 from rondo.algorithms import get
 from rondo.config import ClientsConfig, TrainConfig, load
-from rondo.config.schema import PrivacyConfig, RunConfig
+from rondo.config.schema import RunConfig
 from rondo.data.population import _split
 from rondo.data.units import Units
 from rondo.engine.client.trainer import CohortTrainer
 from rondo.models.networks.network import Network
 from rondo.privacy.accounts.account import Account, Entry
 from rondo.privacy.accounts.accountant import epsilon_of_steps
+from rondo.privacy.guarantee import Guarantee
 from rondo.privacy.masking.integers import NoiseShare
 from rondo.privacy.masking.shares import threshold_of
 from rondo.privacy.mechanism.noise import noised
@@ -141,13 +142,13 @@ class Rows:
             rows = [rows[i] for i in sorted(kept)]
         expected = max(1, int((self.setting.share if noise else 1.0) * len(rows)))
         train = TrainConfig(optimizer="sgd", lr=float(expected), max_grad_norm=0.0, batch_size=expected)
-        privacy = PrivacyConfig(
+        privacy = Guarantee(
             adversary="server", unit="example", clip=1.0, noise=noise, delta=DELTA, debug_seed=2**20 * secret + client
         )
         units: Any = Units(rows, [row.number for row in rows]) if self.persons else tuple(rows)
         trainer = CohortTrainer(
             Weights(self.drops), Pull(), (Client(str(client), len(rows)),), (units,), ROUND, train, ClientsConfig(),
-            {}, privacy=privacy,
+            {}, promise=privacy,
         )  # fmt: skip
         start = {"w": torch.zeros(1, OTHERS + 1).double(), "head:w": torch.zeros(1, 1).double()}
         end = trainer.fit(start, steps=self.setting.rounds).params

@@ -138,8 +138,6 @@ _BUILTIN_PACKAGES = (
 def missing_packages(config: RunConfig) -> Iterator[Problem]:
     """Yield a problem for each package that the configuration needs and that is not installed."""
     data = data_source(config)
-    if config.privacy.unit is not None and find_spec("dp_accounting") is None:
-        yield Problem("privacy.unit", f"{config.privacy.unit!r} {packages.missing('dp_accounting')}")
     for tracker in config.track.to:
         if find_spec(PACKAGES[tracker]) is None:
             yield Problem("track.to", f"{tracker!r} {packages.missing(PACKAGES[tracker])}")

@@ -21,7 +21,7 @@ from rondo.config.explain import explain, merged, several, unknown
 from rondo.config.inputs import AT_SITES, GIVEN
 from rondo.config.rules import methods
 from rondo.config.rules.keys import cross_checks
-from rondo.config.rules.privacy import with_private_defaults
+from rondo.config.rules.privacy import missing_accountant, privacy_checks, with_private_defaults
 from rondo.config.schema import AlgorithmConfig, RunConfig
 from rondo.errors import ConfigError, Problem
 
@@ -97,9 +97,9 @@ def _checked(raw: dict[str, Any], check_paths: bool) -> tuple[RunConfig | None, 
         value_problems = merged(explain(e, raw) for e in error.errors(include_url=False))
         return None, [*value_problems, *algorithm_problems, *_despite(value_problems, raw)]
     config = with_private_defaults(config)
-    problems = [*algorithm_problems, *cross_checks(config)]
+    problems = [*algorithm_problems, *cross_checks(config), *privacy_checks(config)]
     if check_paths:
-        problems += [*missing_files(config), *missing_packages(config)]
+        problems += [*missing_files(config), *missing_accountant(config), *missing_packages(config)]
     return config, problems
 
 
@@ -152,7 +152,8 @@ def _despite(problems: Sequence[Problem], raw: Mapping[str, Any]) -> list[Proble
         rest = with_private_defaults(RunConfig.model_validate({k: v for k, v in raw.items() if k not in faulty}))
     except pydantic.ValidationError:
         return []
-    return [p for p in [*cross_checks(rest), *missing_files(rest)] if p.path.partition(".")[0] in raw.keys() - faulty]
+    found = [*cross_checks(rest), *privacy_checks(rest), *missing_files(rest)]
+    return [p for p in found if p.path.partition(".")[0] in raw.keys() - faulty]
 
 
 def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:

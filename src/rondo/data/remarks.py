@@ -47,7 +47,7 @@ def remarks(config: RunConfig, dealt: Dealt, trained: Mapping[str, int]) -> Iter
         yield from _written_otherwise((row[owner] for row in training), "clients")
     if owner is not None or config.data.clients_from is not None:
         yield from _alike(dealt.rows, "names of clients", "clients")
-    if (person := config.privacy.group) is not None:
+    if (person := config.guarantee.group) is not None:
         yield from _written_otherwise((row[person] for row in training), "persons")
         yield from _alike(Counter(value_name(row[person]) for row in training), "names of persons", "persons")
     if dealt.test.owners is not None:

@@ -77,7 +77,7 @@ def persons_of(config: RunConfig, task: Task, rows: Rows, by_row: Sequence[range
 
     Raises :class:`ConfigError` where a row does not say whose it is.
     """
-    column = config.privacy.group
+    column = config.guarantee.group
     if column is None:
         return None
     for place, row in enumerate(rows):

@@ -149,9 +149,8 @@ def _serve(config: Path, grid: Grid, context: Context) -> None:
 def _check(config: RunConfig) -> None:
     """Raise :class:`ConfigError` for what ``config`` has that only a simulation, or a federation with keys, has."""
     check(config)
-    if config.guarantee.masks_uploads:
-        message = "a SuperNode runs the code that its SuperLink sends, so no mask hides anything: rondo federate server"
-        raise ConfigError.at("privacy.secure_aggregation", f"{message}, or remove it")
+    why = "a SuperNode runs the code that its SuperLink sends, so no mask hides anything: rondo federate server"
+    config.guarantee.must_not_mask(why)
 
 
 @client.query("plan")

@@ -27,6 +27,7 @@ class Guarantee:
     adversary: Literal["reader", "server"] | None = None
     unit: Literal["client", "example"] | None = None
     secure_aggregation: bool = False
+    ring: Literal[32, 64] = 32
     clip: float | Literal["adaptive"] | None = None
     upload_clip: float | None = None
     noise: float | None = None
@@ -132,6 +133,22 @@ class Guarantee:
             yield _ASKED[self.noise_from], "privacy.unit"
         if self.masks_uploads and self.noise_from != "sites":
             yield "secure aggregation", "privacy.secure_aggregation"
+
+    def must_not_mask(self, why: str) -> None:
+        """Raise :class:`ConfigError` if uploads are masked, where masks hide nothing. ``why``: the reason."""
+        if self.masks_uploads:
+            raise ConfigError.at("privacy.secure_aggregation", f"{why}, or remove it")
+
+    def must_not_search(self) -> None:
+        """Raise :class:`ConfigError` if a search would take scores on rows that are held out of the clients' own."""
+        if self.promises:
+            message = (
+                "under [privacy] no scores of clients' rows are taken, so no trial has one on rows held out. A search "
+                "without [privacy] would release these rows without a guarantee: search on public rows (data.source), "
+                "or by the test rows with noise in every trial, whose epsilons add up: rondo compare --vary, or "
+                "held_out = 0 of an entry"
+            )
+            raise ConfigError.at("privacy.adversary", message)
 
     def unprotected_clients(self, count: int) -> Iterator[Problem]:
         """The fault of a delta that protects none of ``count`` clients."""

@@ -6,8 +6,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from rondo.records.student import half_interval
@@ -92,7 +91,7 @@ class Curve:
     bytes: list[float] | None
     values: list[float]
     clients: int = 1
-    summary: Mapping[str, Any] = MappingProxyType({})
+    summary: Mapping[str, Any] = field(default_factory=dict)
 
     def until(self, *, rounds: float = math.inf, bytes: float = math.inf) -> Curve:
         """The part with no more than so many rounds and bytes."""

@@ -13,7 +13,6 @@ from rondo.errors import ConfigError, RunStopped, headed
 from rondo.models.forms.model import Form, Model, Verification
 from rondo.models.networks.network import Base
 from rondo.params import Params
-from rondo.privacy.guarantee import of_model
 from rondo.records import durable
 from rondo.records.directory import RunDirectory
 from rondo.results.reopen import Reopened, reopen
@@ -152,7 +151,7 @@ def _card(opened: Reopened, form: Form, notes: Sequence[str], bare: str | None) 
     facts = Facts.of(directory.config(), opened.assembly, report, manifest["versions"])
     record = directory.rounds()[point.rounds - 1] if point.rounds else {"scores": {}}
     told = {"before": point.scores["before"], "after": record["scores"]}
-    told["guarantee"] = of_model(record.get("guarantee"), bare=bare)
+    told |= {"said": record.get("guarantee"), "bare": bare}
     return facts, card(facts, form, rounds=point.rounds, notes=notes, **told)
 
 

@@ -21,6 +21,7 @@ from rondo.models.forms.model import Form, Model
 from rondo.models.loading.pretrained import public_name
 from rondo.models.networks.network import Base
 from rondo.params import Params
+from rondo.privacy.guarantee import of_model
 from rondo.records.directory import to_toml
 from rondo.report.terminal import score_rows
 from rondo.runs.assembling.assembly import Assembly
@@ -91,14 +92,15 @@ def card(
     before: Mapping[str, Any],
     after: Mapping[str, Any],
     notes: Sequence[str] = (),
-    guarantee: str | None = None,
+    said: str | None = None,
+    bare: str | None = None,
 ) -> str:
     """The text of the card.
 
     ``rounds``: the round after which the result stands.
     ``before``, ``after``: scores by kind, as in ``summary.json``.
     ``notes``: sentences about this result, placed after the scores.
-    ``guarantee``: what ``[privacy]`` protects after that round (:func:`rondo.privacy.guarantee.of_model`).
+    ``said``, ``bare``: see :func:`rondo.privacy.guarantee.of_model`, of the run after that round.
     """
     scores = {"before": before, "after": after, "primary": facts.primary, "titles": facts.titles, "best": None}
     return _template().render(
@@ -108,7 +110,7 @@ def card(
         procedure=_procedure(facts, rounds),
         scores=list(score_rows(scores)),
         notes=notes,
-        guarantee=guarantee,
+        guarantee=of_model(said, bare=bare),
         form=form,
         versions=[(_PACKAGES[name], facts.versions[name]) for name in _PACKAGES if name in facts.versions],
         **_loading(facts),

@@ -13,7 +13,6 @@ from rondo.config.load import Source, load, located
 from rondo.config.schema import RunConfig
 from rondo.engine.client.cohorts import Cohorts, cohort_threads
 from rondo.engine.client.memory import freed_memory_kept
-from rondo.privacy.sums.sum import sample
 from rondo.records.summary import totals
 from rondo.report.terminal import human_bytes
 from rondo.runs.assembling.assemble import assemble
@@ -74,7 +73,8 @@ def estimate(config: Source | os.PathLike[str], device: str = "auto") -> Estimat
         records, longer = (_tried(_shortened(assembly, steps), start) for steps in (1, 2))
     network, full = assembly.model.network, assembly.config
     cohorts = Cohorts(network, assembly.task, assembly.population, full, start.bytes_per_cost, cohort_threads(network))
-    chosen = sample(full.clients, assembly.population.clients, assembly.round(0))
+    clients = assembly.population.clients
+    chosen = rehearsal(full, clients).sum.sample(clients, assembly.round(0))
     steps = mean(max(_steps(full, client.num_examples) for client in cohort) for cohort in cohorts.plan(chosen))
     short, long = (records[-1]["train_seconds"], longer[-1]["train_seconds"])
     costliest = max(assembly.population.costliest(client.id) for client in chosen)

@@ -19,7 +19,7 @@ from rondo.engine.simulation import Workers
 from rondo.engine.transport import Observer
 from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested, visible
 from rondo.models.kernels.out_of_memory import is_out_of_memory
-from rondo.privacy.guarantee import of_model, sentence
+from rondo.privacy.guarantee import sentence
 from rondo.records import durable, schema
 from rondo.records.directory import RunDirectory
 from rondo.records.durable import Journal, written
@@ -301,8 +301,8 @@ class Runner:
         server, model, facts = self.federation.server, self.assembly.model, self.facts
         seen, base = self.federation.scorer.newcomer(server.state, server.round(rounds))
         before = self.scores["before"]
-        guarantee = of_model(None if self.guarantee is None else sentence(self.guarantee), bare=None)
-        text = card(facts, model.form, rounds=rounds, before=before, after=scores, notes=notes, guarantee=guarantee)
+        said = None if self.guarantee is None else sentence(self.guarantee)
+        text = card(facts, model.form, rounds=rounds, before=before, after=scores, notes=notes, said=said)
         with written(self.directory.path):
             durable.write_folder(folder, lambda folder: save(folder, model, seen, base, facts, text))
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rondo.config.schema import RunConfig
-from rondo.errors import ConfigError, DiskFailed, RunStopped
+from rondo.errors import DiskFailed, RunStopped
 from rondo.records import durable
 from rondo.records.directory import RunDirectory, as_written, to_toml
 from rondo.runs.again import OTHER_FOLDER, check_taken
@@ -61,14 +61,8 @@ class Trial:
     held_out: bool = False
 
     def __post_init__(self) -> None:
-        if self.held_out and self.config.guarantee.promises:
-            message = (
-                "under [privacy] no scores of clients' rows are taken, so no trial has one on rows held out. A search "
-                "without [privacy] would release these rows without a guarantee: search on public rows (data.source), "
-                "or by the test rows with noise in every trial, whose epsilons add up: rondo compare --vary, or "
-                "held_out = 0 of an entry"
-            )
-            raise ConfigError.at("privacy.adversary", message)
+        if self.held_out:
+            self.config.guarantee.must_not_search()
 
     @property
     def has_begun(self) -> bool:

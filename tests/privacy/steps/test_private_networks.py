@@ -14,9 +14,9 @@ from kinds_of_runs import make_sources, pictures
 from rondo.algorithm import Client, Round
 from rondo.config import ConfigError, load
 from rondo.config.inputs import GIVEN
-from rondo.config.schema import PrivacyConfig
 from rondo.engine.client.trainer import CohortTrainer
 from rondo.params import Params, add_client_axis
+from rondo.privacy.guarantee import Guarantee
 from rondo.privacy.steps import private_step
 from rondo.runs.assembling.assemble import assemble
 from rondo.runs.assembling.assembly import Assembly
@@ -65,11 +65,11 @@ def trainer_of(
     options = {"optimizer": "sgd", "lr": 1.0, "max_grad_norm": 0.0, "batch_size": len(rows), **train}
     config = assembly.config.train.model_copy(update=options)
     privacy = (
-        None if clip is None else PrivacyConfig(unit="example", clip=clip, noise=0.0, delta=1e-5, debug_seed=debug_seed)
+        None if clip is None else Guarantee(unit="example", clip=clip, noise=0.0, delta=1e-5, debug_seed=debug_seed)
     )
     return CohortTrainer(
         assembly.model.network, assembly.task, (Client("ann", len(rows)),), (rows,), Round(0, 1, 0, 1), config,
-        assembly.config.clients, {}, privacy=privacy,
+        assembly.config.clients, {}, promise=privacy,
     )  # fmt: skip
 
 

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 import tiny
 from rondo.algorithm import Client, Loss, Round
 from rondo.config import ClientsConfig, TrainConfig
-from rondo.config.schema import PrivacyConfig
 from rondo.data.units import Units
 from rondo.engine.client.trainer import CohortTrainer
 from rondo.errors import ConfigError
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.networks.network import Network
 from rondo.params import Params, add_client_axis, everything, up
+from rondo.privacy.guarantee import Guarantee
 from rondo.privacy.mechanism.noise import SecretStream
 from rondo.privacy.steps import private_step
 from rondo.privacy.steps.private_step import PrivateSteps, add_noise, clipped_sums
@@ -70,16 +70,14 @@ class Problem:
     rows: tuple[Any, ...]
     start: Params
 
-    def trainer(
-        self, privacy: PrivacyConfig | None, rows: Sequence[Any] | None = None, **options: Any
-    ) -> CohortTrainer:
+    def trainer(self, privacy: Guarantee | None, rows: Sequence[Any] | None = None, **options: Any) -> CohortTrainer:
         rows = self.rows if rows is None else rows if isinstance(rows, Units) else tuple(rows)
         config = TrainConfig(
             **{"optimizer": "sgd", "lr": 1.0, "max_grad_norm": 0.0, "batch_size": len(rows), **options}
         )
         one = Client("ann", len(rows))
         return CohortTrainer(
-            self.network, self.task, (one,), (rows,), Round(1, 3, 7, 2), config, ClientsConfig(), {}, privacy=privacy
+            self.network, self.task, (one,), (rows,), Round(1, 3, 7, 2), config, ClientsConfig(), {}, promise=privacy
         )
 
     def gradient(self, trainer: CohortTrainer) -> dict[str, Tensor]:
@@ -126,8 +124,8 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
 }
 
 
-def private(clip: float, noise: float = 0.0, debug_seed: int | None = 0) -> PrivacyConfig:
-    return PrivacyConfig(adversary="server", unit="example", clip=clip, noise=noise, delta=1e-5, debug_seed=debug_seed)
+def private(clip: float, noise: float = 0.0, debug_seed: int | None = 0) -> Guarantee:
+    return Guarantee(adversary="server", unit="example", clip=clip, noise=noise, delta=1e-5, debug_seed=debug_seed)
 
 
 def clipped_by_hand(problem: Problem) -> tuple[dict[str, Tensor], float]:
@@ -232,7 +230,7 @@ def test_what_cannot_be_noised_is_refused() -> None:
 # --- laws, and faults that break them ------------------------------------------------------------------------------
 
 
-def gradients_of_steps(problem: Problem, privacy: PrivacyConfig, **options: Any) -> Tensor:
+def gradients_of_steps(problem: Problem, privacy: Guarantee, **options: Any) -> Tensor:
     """The gradient of every step, (steps, numbers), at steps too small to change the model."""
     lr, seen = 1e-9, [torch.cat([t.flatten() for t in problem.start.values()])]
 
@@ -267,7 +265,7 @@ def law_of_steps() -> None:
     assert (moved.abs().amax(1) > 1e-3).all()
 
 
-def drawn(privacy: PrivacyConfig) -> tuple[tuple[float, ...], ...]:
+def drawn(privacy: Guarantee) -> tuple[tuple[float, ...], ...]:
     problem, batches = linear(20), []
 
     def noted(params: Params, loss: Loss) -> Tensor:

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from audits import Inverse, gaussian, of_epsilons, refuted, right_guesses
 from rondo.algorithm import Client, Round
 from rondo.config import ClientsConfig, TrainConfig
-from rondo.config.schema import PrivacyConfig
 from rondo.data.units import Units
 from rondo.engine.client.trainer import CohortTrainer
 from rondo.models.networks.network import Network
 from rondo.privacy.accounts.accountant import epsilon
+from rondo.privacy.guarantee import Guarantee
 from rondo.privacy.steps import private_step
 from rondo.privacy.steps.private_step import PrivateSteps, add_noise, clipped_sums
 from rondo.tasks.task import Task
@@ -89,12 +89,10 @@ class Setting:
             rows = Units(rows, [k // 3 for k in range(len(canaries))] + [len(canaries) + k for k in range(OTHERS)])
         size = round(self.share * len(rows))
         config = TrainConfig(optimizer="sgd", lr=1.0, max_grad_norm=0.0, batch_size=size, micro_batch=200)
-        privacy = PrivacyConfig(
-            adversary="server", unit="example", clip=1.0, noise=self.noise, delta=1e-5, debug_seed=seed
-        )
+        privacy = Guarantee(adversary="server", unit="example", clip=1.0, noise=self.noise, delta=1e-5, debug_seed=seed)
         trainer = CohortTrainer(
             Weights(), Pull(), (Client("ann", len(rows)),), (rows,), Round(0, 1, 0, 1), config, ClientsConfig(), {},
-            privacy=privacy,
+            promise=privacy,
         )  # fmt: skip
         start = {"w": torch.zeros(1, CANARIES + 1, dtype=torch.float64)}
         moved = trainer.fit(start, steps=self.steps).params["w"][0, :CANARIES].numpy()

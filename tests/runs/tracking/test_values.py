@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from page_runs import recorded
-from rondo.runs.tracking.tracker import About
 from rondo.runs.tracking.values import settings, values
 
 
@@ -30,9 +28,6 @@ def test_nothing_of_how_many_took_part_is_told_where_it_is_a_secret() -> None:
     told = values(record(lr=0.1, epsilon=2.0, epsilon_valid=True), secret_turnout=True)
     assert {"round", "lr", "epsilon", "global/accuracy"} <= set(told)
     assert not {"clients", "failed", "bytes_up", "bytes_down", "seconds", "train_seconds"} & set(told)
-    for privacy, secret in (({"unit": "client"}, True), ({"unit": "client", "secure_aggregation": True}, False)):
-        about = About(Path(), "", "", "", settings({"privacy": privacy}))
-        assert about.secret_turnout is secret
 
 
 def test_epsilon_of_a_debug_seed_is_none() -> None:

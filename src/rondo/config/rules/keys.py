@@ -13,7 +13,6 @@ from rondo.algorithms.table import SERVER_OPTIONS
 from rondo.config import task_kinds as tasks
 from rondo.config.checks import BUILTINS, client_checks, data_source, exists, is_path, partition_kind, text_form_checks
 from rondo.config.inputs import BUILTIN_DATA, BUILTIN_MODEL, BUILTIN_NETWORKS, LINEAR, ModelConfig, ProblemConfig
-from rondo.config.rules.privacy import privacy_checks
 from rondo.config.schema import FaultKind, RunConfig
 from rondo.errors import Problem
 
@@ -40,7 +39,6 @@ def cross_checks(config: RunConfig) -> Iterator[Problem]:
     yield from _train_checks(config)
     yield from _partition_checks(config, own_data)
     yield from _client_checks(config)
-    yield from privacy_checks(config)
     yield from compression_checks(config)
     yield from _fault_checks(config)
     yield from _rank_checks(config)
@@ -267,9 +265,6 @@ def compression_checks(config: RunConfig) -> Iterator[Problem]:
     if config.admission.clip:
         message = "a packed upload has no numbers that could be scaled: remove it, and larger uploads are turned away"
         yield Problem("admission.clip", message)
-    if config.privacy.secure_aggregation:
-        message = "masked numbers are those of one ring for all clients, and each packed upload has its own scale"
-        yield Problem("compression.kind", f'{message}: set it to "none", or remove privacy.secure_aggregation')
 
 
 def linear_checks(config: RunConfig, source: str | None) -> Iterator[Problem]:

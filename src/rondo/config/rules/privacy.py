@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 
+from rondo.config.packages import missing
 from rondo.config.schema import EvaluationConfig, PrivacyConfig, RunConfig
 from rondo.errors import Problem
 
@@ -31,6 +33,12 @@ def with_private_defaults(config: RunConfig) -> RunConfig:
         left = {key: value for key, value in _OFF.items() if key not in train.model_fields_set}
         train = train.model_copy(update=left)
     return config.model_copy(update={"data": data, "train": train})
+
+
+def missing_accountant(config: RunConfig) -> Iterator[Problem]:
+    """Yield the fault that the package which computes epsilon is not installed, if it is needed."""
+    if config.privacy.unit is not None and find_spec("dp_accounting") is None:
+        yield Problem("privacy.unit", f"{config.privacy.unit!r} {missing('dp_accounting')}")
 
 
 def privacy_checks(config: RunConfig) -> Iterator[Problem]:
@@ -166,6 +174,9 @@ def _of_sums(config: RunConfig) -> Iterator[Problem]:
     for key in ("max_norm", "max_examples"):
         if getattr(admission, key) is not None:
             yield Problem(f"admission.{key}", "the server cannot look into an upload: remove it")
+    if config.compression.kind != "none":
+        message = "masked numbers are those of one ring for all clients, and each packed upload has its own scale"
+        yield Problem("compression.kind", f'{message}: set it to "none", or remove privacy.secure_aggregation')
 
 
 def _shows_uploads(config: RunConfig) -> Iterator[Problem]:

@@ -14,13 +14,12 @@ from torch import Tensor
 from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Shared, Trainer
 from rondo.config.schema import RunConfig
 from rondo.engine.client.flops import Flops
-from rondo.engine.client.trainer import CohortTrainer
+from rondo.engine.client.trainer import CohortTrainer, Spend
 from rondo.engine.transport import Answer
 from rondo.models.kernels.out_of_memory import is_out_of_memory
 from rondo.models.networks.network import Network
 from rondo.models.shortcuts.prefix import Prefix, States
 from rondo.params import Params, client_row, on_device
-from rondo.privacy.mechanism.draws import Draws
 from rondo.tasks.task import Example, Task
 
 
@@ -38,7 +37,7 @@ class LocalRound:
     config: RunConfig
     kept: Mapping[str, Params]
     """Tensors that clients kept, by client id."""
-    spend: Callable[[Client, Draws, int], None]
+    spend: Spend
     """See :class:`rondo.engine.client.trainer.CohortTrainer`."""
     prefix: Prefix | None = None
     """Layers whose output is computed once per example."""
@@ -100,7 +99,7 @@ class LocalRound:
             states,
             self.stop,
             self.flops,
-            self.config.privacy if self.config.guarantee.of_rows else None,
+            self.config.guarantee if self.config.guarantee.of_rows else None,
             self.spend,
         )
         received = replace(shared[0], params=_stacked([s.params for s in shared], device), base=trainer.base)

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from rondo.algorithm import (
     plain,
     split_rows,
 )
-from rondo.config.schema import ClientsConfig, PrivacyConfig, TrainConfig
+from rondo.config.schema import ClientsConfig, TrainConfig
 from rondo.engine.client.flops import Flops
 from rondo.engine.client.least_squares import minimiser
 from rondo.engine.client.plain_step import Part, PlainSteps, mean_loss, split
@@ -40,10 +40,14 @@ from rondo.models.networks.rows import Rows, to_device
 from rondo.models.shortcuts.head_inputs import HeadInputs, head_inputs
 from rondo.models.shortcuts.prefix import Prefix, States
 from rondo.params import Params, Select, buffer, client_row, head, pick
+from rondo.privacy.guarantee import Guarantee
 from rondo.privacy.mechanism.draws import Draws
 from rondo.privacy.steps.private_step import PrivateSteps
 from rondo.privacy.steps.steps import Chance, Steps, Training
 from rondo.tasks.task import Batch, Example, Task
+
+Spend: TypeAlias = Callable[[Client, Draws, int], None]
+"""Counts private steps of a client before they are taken."""
 
 
 @dataclass
@@ -70,10 +74,10 @@ class CohortTrainer(Trainer):
     """Checked before every step. Once it is set, ``fit`` raises :class:`StopRequested`."""
     flops: Flops | None = None
     """The operations of a pass; None counts none."""
-    privacy: PrivacyConfig | None = None
+    promise: Guarantee | None = None
     """Example-level differential privacy of every fit, of a cohort of one client: what methods close over then has a
     client axis of 1, which broadcasts to rows. Its losses are not told, because they have no noise."""
-    spend: Callable[[Client, Draws, int], None] = lambda client, draws, steps: None
+    spend: Spend = lambda client, draws, steps: None
     """Called before the private steps of a fit with their number. Raises :class:`ClientFailed` where they may not be
     taken."""
     failed: dict[str, ClientFailed] = field(default_factory=dict)
@@ -90,9 +94,9 @@ class CohortTrainer(Trainer):
 
     def __post_init__(self) -> None:
         self._operations = [0] * len(self.clients)
-        if self.privacy is not None and len(self.clients) > 1:
+        if self.promise is not None and len(self.clients) > 1:
             raise ValueError("private steps are of one client at a time")
-        if self.privacy is not None:
+        if self.promise is not None:
             self.flops = None  # the number of rows drawn is a secret, and operations would tell it
         self.lr = self.config.rate(self.round.index, self.round.total)
 
@@ -109,7 +113,7 @@ class CohortTrainer(Trainer):
         trained = {n: t.detach().clone().requires_grad_() for n, t in pick(params, train & ~buffer).items()}
         # A forward pass updates statistics in place: give it copies, which count if they are to be trained.
         statistics = {n: t.detach().clone() for n, t in pick(params, buffer).items()}
-        shortened = objective is plain and self.privacy is None
+        shortened = objective is plain and self.promise is None
         kept = self._head_inputs(params, trained, steps, epochs) if shortened else None
         kind = self._kind(stream, trained, {**params, **statistics}, options, kept)
         losses: list[Tensor] = []
@@ -132,7 +136,7 @@ class CohortTrainer(Trainer):
         self.losses.append(table)
         self.work.append((taken, behind))
         # A row whose loss is not finite does not count in a private step, so no loss is a failure there.
-        self.find_failed(final, table if self.privacy is None else table.nan_to_num(0.0), taken)
+        self.find_failed(final, table if self.promise is None else table.nan_to_num(0.0), taken)
         mean = table.nan_to_num(0.0).sum(0) / taken.clamp_min(1)
         return Fit(final, taken, rows, mean)
 
@@ -150,7 +154,7 @@ class CohortTrainer(Trainer):
             return self._loss(batch, chances, kept)
 
         training = Training(trained, used, options.objective, optimizer, loss)
-        if self.privacy is None:
+        if self.promise is None:
             streams = [attempt("data", c.id, stream) for c in clients]
             chances = [Chance(attempt("dropout", c.id, stream), attempt("augment", c.id, stream)) for c in clients]
             device = self.network.device
@@ -164,7 +168,7 @@ class CohortTrainer(Trainer):
         purpose = f"{self.round.attempt}/{stream}/{client.id}"
         return PrivateSteps(
             training,
-            self.privacy,
+            self.promise,
             config.batch_size,
             rows,
             at_once,
@@ -255,7 +259,7 @@ class CohortTrainer(Trainer):
         return Loss(whole, parts, to_device(torch.tensor([len(group) for group in batch]), self.network.device))
 
     def _must_be_open(self, what: str) -> None:
-        if self.privacy is not None:
+        if self.promise is not None:
             message = f"the method asks for {what}, to which no noise can be added: take another method"
             raise ConfigError.at("privacy.unit", message)
 
@@ -267,7 +271,7 @@ class CohortTrainer(Trainer):
     ) -> Part:
         """One forward pass over a batch or a part of it."""
         rows = Rows.of(batch, self.task.lengths).to(self.network.device)
-        rows = replace(rows, apart=self.privacy is not None)
+        rows = replace(rows, apart=self.promise is not None)
         inputs, targets, hidden = self._to_device(batch, [c.augmenting for c in chances])
         if kept is not None:
             inputs = kept.of([e for group in batch for e in group])

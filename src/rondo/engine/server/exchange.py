@@ -12,7 +12,6 @@ from typing import Any
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Shared, Upload
-from rondo.algorithms.trial import trial_fits
 from rondo.config.schema import RunConfig
 from rondo.engine.server.diagnostics import HELD_BYTES
 from rondo.engine.server.gate import Gate
@@ -25,7 +24,6 @@ from rondo.engine.wire.strict import Rejected
 from rondo.models.kernels.private_torch import TorchDispatchMode
 from rondo.params import Packed, Params, num_bytes
 from rondo.privacy.accounts.account import RowAccount
-from rondo.privacy.mechanism.draws import private_steps
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,7 @@ class Exchange:
         for answer in setting.transport.exchange(setting.round, work):
             client_id = answer.client.id
             if setting.rows is not None:
-                setting.rows.count(answer.client, self._private_steps(answer))
+                setting.rows.count(answer.client, self._private_steps(setting.rows, answer))
             upload, failure = self._admitted(gate, answer)
             if client_id not in waiting:  # not asked, or it has answered before
                 if upload is not None:
@@ -169,14 +167,12 @@ class Exchange:
         else:
             self.held.clear()
 
-    def _private_steps(self, answer: Answer) -> int:
+    def _private_steps(self, rows: RowAccount, answer: Answer) -> int:
         """The private steps behind an answer: those that it counts, or those that the method asks of a remote
         client."""
         if (answer.upload is None and answer.summed is None) or answer.work:
             return sum(steps for steps, _ in answer.work)
-        setting = self.setting
-        fits = trial_fits(setting.algorithm, self._broadcast(answer.client), answer.client, setting.round)
-        return private_steps(fits, setting.config.train, answer.client.num_examples)
+        return rows.planned(self.setting.algorithm, self.setting.state, answer.client, self.setting.round)
 
     def _shared(self, client: Client) -> Shared:
         """The broadcast to ``client``. The tensors that the client lacks are counted here."""
@@ -199,7 +195,7 @@ class Exchange:
 
     def _bytes(self, upload: Upload) -> int:
         if self.setting.config.guarantee.masks_uploads:  # every number travels as one of the ring
-            return sum(t.numel() for t in upload.params.values()) * self.setting.config.privacy.ring // 8
+            return sum(t.numel() for t in upload.params.values()) * self.setting.config.guarantee.ring // 8
         return self.setting.ledger.receive(upload)
 
     def _count(self, client: Client, shared: Shared) -> None:

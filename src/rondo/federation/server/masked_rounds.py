@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Upload
+from rondo.config.schema import RunConfig
 from rondo.engine.remote import RemoteTransport
 from rondo.engine.transport import Answer, Turnout, Work
 from rondo.engine.wire import masked
@@ -28,7 +29,15 @@ from rondo.privacy.masking.changes import Changes
 from rondo.privacy.masking.opening import NoSum, ServerSession, next_session
 from rondo.privacy.masking.session import Terms
 from rondo.privacy.masking.shares import threshold_of
-from rondo.privacy.sums.masked_sum import MaskedSum, Total, changes_of, weighs_by_examples
+from rondo.privacy.sums.masked_sum import MaskedSum, Total, changes_of, check_colluding, weighs_by_examples
+
+
+def check_sites(config: RunConfig, sites: int) -> None:
+    """Raise :class:`ConfigError` where the masks, or the noise, of so many sites would hide nothing."""
+    if sites < 2:
+        why = "a sum of one site is its own part, and the roster has one: add another"
+        config.guarantee.must_not_mask(why)
+    check_colluding(config, sites)
 
 
 @dataclass(frozen=True)

@@ -33,11 +33,9 @@ from rondo.federation.server.masked_rounds import MaskedRounds
 from rondo.federation.server.saved_sum import SavedSum
 from rondo.federation.server.sites import Sites
 from rondo.params import Params
-from rondo.privacy.sums.masked_sum import fixed_point
-from rondo.privacy.sums.sum import Sum
 from rondo.runs.assembling.assemble import assemble, looked, rows_of_tests, test_files, with_tests
 from rondo.runs.assembling.assembly import Assembly, Federation, Start
-from rondo.runs.assembling.private import Protection
+from rondo.runs.assembling.private import Protection, check_sum
 from rondo.runs.assembling.wrapping import compressed, make_algorithm
 from rondo.runs.samples import check_samples
 from rondo.tasks.make import task_class
@@ -101,15 +99,15 @@ class AtSites:
         enough = config.clients.per_round if config.clients.over_select else None
         expected = config.clients.per_round or len(run.population.members)
         named = expected if config.guarantee.secret_turnout else None
-        transport = RemoteTransport(self.sites, identity, max(1, protection.sum.least), enough, named)
-        through: tuple[Transport, Sum] = (transport, protection.sum)
+        remote = RemoteTransport(self.sites, identity, max(1, protection.sum.least), enough, named)
+        transport: Transport = remote
         if protection.masked is not None:
-            rounds = MaskedRounds(transport, self.sites, protection.masked, self.saved, self.sites.tell)
-            through = (rounds, rounds)
-        server = run.server(*through, protection.rows, identity, start.state, kept)
+            transport = rounds = MaskedRounds(remote, self.sites, protection.masked, self.saved, self.sites.tell)
+            protection = replace(protection, sum=rounds)
+        server = run.server(transport, protection, identity, start.state, kept)
         run.keep_tests()
-        remote = partial(RemoteScorer, server=server, transport=transport)
-        return Federation(server, run.scored_by(remote, kept))
+        scorer = partial(RemoteScorer, server=server, transport=remote)
+        return Federation(server, run.scored_by(scorer, kept))
 
 
 class _Roll(Mapping[str, Member]):
@@ -164,7 +162,7 @@ def check_clients(config: RunConfig, count: int) -> None:
     many for the numbers of a masked sum."""
     if problems := list(client_checks(config, count)):
         raise ConfigError(problems)
-    fixed_point(config, count)
+    check_sum(config, count)
 
 
 def _check_unlabelled(config: RunConfig, clients: Collection[str]) -> None:

@@ -24,6 +24,7 @@ from rondo.federation.server.gathering import gather, started
 from rondo.federation.server.gauges import Gauges
 from rondo.federation.server.line.superlink import SuperLink
 from rondo.federation.server.listening import Clients, Listening, link
+from rondo.federation.server.masked_rounds import check_sites
 from rondo.federation.server.record import FILE, Record
 from rondo.federation.server.remote_run import (
     ROWS_AT_SITES,
@@ -41,7 +42,6 @@ from rondo.federation.server.renewal import ends
 from rondo.federation.server.saved_sum import SavedSum
 from rondo.federation.server.sites import Sites
 from rondo.federation.server.standing import Attendance
-from rondo.privacy.sums.masked_sum import check_colluding
 from rondo.records.directory import RunDirectory
 from rondo.records.durable import written
 from rondo.records.manifest import must_equal, tests_of
@@ -82,10 +82,7 @@ def serve(
     listening.check()
     ServerKeys.read(listening.keys)
     clients = Clients(listening.keys, told)
-    if settings.guarantee.masks_uploads and len(clients.sites) < 2:
-        message = "a sum of one site is its own part, and the roster has one: add another, or remove it"
-        raise ConfigError.at("privacy.secure_aggregation", message)
-    check_colluding(settings, len(clients.sites))
+    check_sites(settings, len(clients.sites))
     stop, observer = stop or threading.Event(), observer or Quiet()
     settings = without_rows(settings)
     observer.phase("loading")

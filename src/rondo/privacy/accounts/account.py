@@ -272,10 +272,13 @@ class RowAccount:
         beyond = self._above(budget, {client.id: self._after(client, more) for client, more in planned})
         return [client for client in clients if client.id not in beyond]
 
+    def planned(self, algorithm: Algorithm[Any], state: Any, client: Client, round: Round) -> int:
+        """The steps that the method asks of a client. One that has not been met has no rows yet, and so no steps."""
+        return sum(steps for _, steps in self._planned(algorithm, state, [client], round))
+
     def _planned(
         self, algorithm: Algorithm[Any], state: Any, clients: Sequence[Client], round: Round
-    ) -> Iterable[tuple[Client, int]]:
-        """The steps that the method asks of each client. One that has not been met has no rows yet, and so no steps."""
+    ) -> Iterator[tuple[Client, int]]:
         fits: Sequence[FitOptions] = ()
         if clients:
             fits = trial_fits(algorithm, algorithm.broadcast(state, clients[0], round), clients[0], round)

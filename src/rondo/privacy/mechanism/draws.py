@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rondo.config.schema import TrainConfig
 
-if TYPE_CHECKING:  # torch, which the command privacy rows does without
+if TYPE_CHECKING:  # it needs torch, and a plan for rows does not
     from rondo.algorithm import FitOptions
 
 

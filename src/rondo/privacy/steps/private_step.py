@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from rondo.algorithm import Loss, Objective
-from rondo.config.schema import PrivacyConfig
 from rondo.data.units import Units
 from rondo.params import Params
+from rondo.privacy.guarantee import Guarantee
 from rondo.privacy.mechanism.draws import Draws
 from rondo.privacy.mechanism.noise import SecretStream
 from rondo.privacy.steps.steps import Chance, Taken, Training
@@ -61,7 +61,7 @@ class PrivateSteps:
     """The draws of units and the noise of one local training of one client. See
     :class:`rondo.privacy.steps.steps.Steps`.
 
-    ``privacy``: with ``clip``, ``noise`` and ``delta`` set.
+    ``promise``: with ``clip``, ``noise`` and ``delta`` set.
     ``size``: expected rows of a step, of the client's ``rows``; at most all of them.
     ``at_once``: most rows of a pass.
     ``purpose``: one per client, attempt and local training, where a debug seed is set.
@@ -72,7 +72,7 @@ class PrivateSteps:
     def __init__(
         self,
         training: Training,
-        privacy: PrivacyConfig,
+        promise: Guarantee,
         size: int,
         rows: Sequence[Example],
         at_once: int,
@@ -80,15 +80,15 @@ class PrivateSteps:
         spend: Callable[[Draws, int], None],
         digest: Callable[[Example], str],
     ) -> None:
-        assert isinstance(privacy.clip, float)
-        assert privacy.noise is not None
+        assert isinstance(promise.clip, float)
+        assert promise.noise is not None
         self._training, self._rows, self._at_once = training, rows, at_once
         self._units, self._spend = Units.of(rows), spend
-        self.clip, self.deviation = privacy.clip, privacy.noise * privacy.clip
+        self.clip, self.deviation = promise.clip, promise.noise * promise.clip
         self.draws = Draws(size, len(rows))
-        self._chance = SecretStream(privacy.debug_seed, f"{purpose}/rows")
-        self._noise = SecretStream(privacy.debug_seed, f"{purpose}/noise")
-        self._debug_seed, self._purpose, self._digest = privacy.debug_seed, purpose, digest
+        self._chance = SecretStream(promise.debug_seed, f"{purpose}/rows")
+        self._noise = SecretStream(promise.debug_seed, f"{purpose}/noise")
+        self._debug_seed, self._purpose, self._digest = promise.debug_seed, purpose, digest
 
     def batches(self, steps: int | None, epochs: int) -> Iterator[list[Drawn]]:
         """Poisson draws of units, of which any may be empty. Their number tells nothing of what was drawn."""

@@ -4,7 +4,6 @@ of its own and no rows of clients."""
 from __future__ import annotations
 
 import gc
-import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,11 +35,11 @@ from rondo.models.forms.trial import try_out
 from rondo.models.networks.whole_network import normalises_by_batch
 from rondo.models.shortcuts.choose import SAMPLE
 from rondo.params import adapted_modules, head
-from rondo.privacy.sums.masked_sum import fixed_point
 from rondo.process import computes
 from rondo.runs.assembling.assembly import Assembly, Simulated
 from rondo.runs.assembling.device import find_device
 from rondo.runs.assembling.given import NOTHING, Given
+from rondo.runs.assembling.private import check_accountant, check_patience, check_sum
 from rondo.runs.assembling.wrapping import compressed, make_algorithm, wrapped
 from rondo.tasks.make import task_class
 from rondo.tasks.task import Example, Task
@@ -192,7 +191,7 @@ def _check_structure(config: RunConfig, algorithm: Algorithm[Any], outline: Outl
     if problems:
         raise ConfigError(problems)
     if dealt is not None:
-        fixed_point(config, len(dealt.rows))
+        check_sum(config, len(dealt.rows))
 
 
 def _must_train(config: RunConfig, algorithm: Algorithm[Any], model: Model) -> None:
@@ -211,9 +210,7 @@ def _must_train(config: RunConfig, algorithm: Algorithm[Any], model: Model) -> N
     if config.train.micro_batch is not None and normalises_by_batch(model.network):
         message = "the network normalises by the batch, and a part of a batch is another batch: remove it"
         raise ConfigError.at("train.micro_batch", message)
-    if config.guarantee.of_rows and importlib.util.find_spec("dp_accounting") is None:
-        message = "epsilon is computed by dp-accounting, which is not installed: pip install dp-accounting==0.6.0"
-        raise ConfigError.at("privacy.unit", message)
+    check_accountant(config)
     if config.guarantee.of_rows and normalises_by_batch(model.network):
         message = (
             "the network normalises by the batch, so no gradient is of one row: take one with another normalisation"
@@ -226,9 +223,7 @@ def _must_train(config: RunConfig, algorithm: Algorithm[Any], model: Model) -> N
 def _must_score(run: Assembly) -> None:
     """Raises :class:`ConfigError` where ``patience`` waits for a score that no round has."""
     evaluation = run.config.evaluation
-    if evaluation.patience and run.config.guarantee.promises and not run.population.test:
-        message = "no round is scored without test rows, since [privacy] shows no scores of clients: set"
-        raise ConfigError.at("evaluation.patience", f"{message} data.test_source, or remove it")
+    check_patience(run.config, tested=bool(run.population.test))
     wanted = "clients_every" if run.best_at_clients else "every"
     if evaluation.patience and getattr(evaluation, wanted) == 0:
         message = f"no round but the last is scored, so the run cannot end early: set evaluation.{wanted}"

@@ -34,8 +34,6 @@ from rondo.engine.wire.parcel import StartVersions
 from rondo.models.forms.model import Model
 from rondo.models.shortcuts.prefix import Prefix
 from rondo.params import Params
-from rondo.privacy.accounts.account import RowAccount
-from rondo.privacy.sums.sum import Sum
 from rondo.runs.assembling.private import Protection, counted_by_the_server
 from rondo.tasks.task import Task
 
@@ -173,16 +171,15 @@ class Assembly:
     def server(
         self,
         transport: Transport,
-        sum: Sum,
-        rows: RowAccount | None,
+        protection: Protection,
         identity: Identity,
         state: Any,
         kept: MutableMapping[str, Params],
     ) -> Server:
         """The server, before the first round. ``state``: its first state."""
         clients, sites, ledger = self.population.clients, self.model.network.sites, self.ledger(state)
-        facts = (sites, identity, self.initial, state, kept, ledger)
-        return Server(self.algorithm, self.config, clients, transport, sum, rows, *facts)
+        facts = (protection.sum, protection.rows, sites, identity, self.initial, state, kept, ledger)
+        return Server(self.algorithm, self.config, clients, transport, *facts)
 
     def scorer(self, kept: MutableMapping[str, Params]) -> Scorer:
         """The scorer of the run's models. ``kept``: tensors that clients keep."""
@@ -262,5 +259,5 @@ class Simulated:
         transport: Transport = Simulation(crew, cohorts)
         if are_rehearsed(config):
             transport = Rehearsal(transport, config, identity)
-        server = run.server(transport, protection.sum, protection.rows, identity, start.state, kept)
+        server = run.server(transport, protection, identity, start.state, kept)
         return Federation(server, scorer)

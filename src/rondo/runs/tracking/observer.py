@@ -44,7 +44,8 @@ def tracked(directory: RunDirectory, config: RunConfig, observer: Observer) -> I
     with written(directory.path):
         directory.write(FILE, {"id": identity})
     name, known = directory.path.resolve().name, settings(config.model_dump(mode="json"))
-    about = About(directory.path.resolve(), identity, name, config.track.project, known)
+    facts = (directory.path.resolve(), identity, name, config.track.project, known)
+    about = About(*facts, config.guarantee.secret_turnout)
     told = Told(Trackers({name: made(name) for name in config.track.to}, about))
     ending: Ending = "stopped"
     try:

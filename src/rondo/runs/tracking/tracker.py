@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
 from rondo.config.section import Tracker as Name
-from rondo.privacy.guarantee import Guarantee
 
 Ending: TypeAlias = Literal["finished", "stopped"]
 
@@ -20,6 +19,7 @@ class About:
     - ``id``: made once for the run, and for no other.
     - ``name``: the name of its folder.
     - ``settings``: its configuration by key path.
+    - ``secret_turnout``: whether nobody may learn how many clients take part in a round.
     """
 
     folder: Path
@@ -27,12 +27,7 @@ class About:
     name: str
     project: str
     settings: Mapping[str, Any]
-
-    @property
-    def secret_turnout(self) -> bool:
-        """See :class:`rondo.privacy.guarantee.Guarantee`."""
-        section = {path.removeprefix("privacy."): value for path, value in self.settings.items()}
-        return Guarantee.of(section).secret_turnout
+    secret_turnout: bool = False
 
 
 class Tracker(Protocol):
