@@ -76,7 +76,7 @@ def test_a_turnout_is_told_to_nobody_unless_noise_or_masks_cover_it(section: dic
     assert refused or config.guarantee.secret_turnout == hidden
 
 
-def test_no_other_room_reads_the_switches_of_privacy() -> None:
+def test_no_other_room_reads_the_section_privacy() -> None:
     source = Path(rondo.__file__).parent
     readers = {
         path.relative_to(source).as_posix(): found
@@ -87,13 +87,14 @@ def test_no_other_room_reads_the_switches_of_privacy() -> None:
 
 
 def _switches(path: Path) -> Iterator[str]:
-    """The switches of ``[privacy]`` that a file reads, as attributes or by their names."""
+    """The keys of ``[privacy]`` that a file reads as attributes, and switches by their names."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         match node:
             case ast.Attribute(attr="adversary" | "secure_aggregation" as name):
                 yield name
-            case ast.Attribute(attr="unit", value=ast.Attribute(attr="privacy") | ast.Name(id="privacy")):
-                yield "privacy.unit"
+            case ast.Attribute(attr=name, value=ast.Attribute(attr="privacy") | ast.Name(id="privacy")):
+                if name in PrivacyConfig.model_fields:
+                    yield f"privacy.{name}"
             case ast.Constant(value="adversary" | "secure_aggregation" as name):
                 yield name
             case ast.Subscript(slice=ast.Constant(value="unit")):

@@ -130,7 +130,7 @@ class Runner:
             with written(self.directory.path):
                 self._take_up(point, self.federation)
         elif self.account is None and self.federation.server.exhausted(0):
-            message = f"{self.config.privacy.budget:g}, and the first round takes more: raise it, or privacy.noise"
+            message = f"{self.config.guarantee.budget:g}, and the first round takes more: raise it, or privacy.noise"
             raise ConfigError.at("privacy.budget", message)
 
     def _rounds(self) -> None:

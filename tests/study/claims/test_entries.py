@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +267,16 @@ def test_entry_that_is_none_is_refused(tmp_path: Path, changes: dict[str, Any], 
     assert refused.value.problems[0].path == path
 
 
+def test_entries_of_one_file_share_its_keys_and_have_their_own() -> None:
+    homes, sites = (entries.read(f"privacy-{name}-homes") for name in ("clients-100", "rows-10"))
+    assert {homes.config["data"]["source"], sites.config["data"]["source"]} == {"builtin:home-intents"}
+    assert (homes.config["partition"]["kind"], sites.config["partition"]["kind"]) == ("natural", "iid")
+    assert homes.tuning is not None
+    assert sites.tuning is not None
+    assert (list(homes.tuning.grid), list(sites.tuning.grid)) == (["train.lr", "privacy.clip"], ["train.lr"])
+    assert "privacy-homes" not in entries.names()
+
+
 def test_page_of_ones_own_entry_tells_its_command(tmp_path: Path) -> None:
     path = written(tmp_path).rename(tmp_path / "my own.toml")
     decided(path, tmp_path / "out")
@@ -307,7 +318,7 @@ def test_damaged_entry_is_left_out_of_all(
     shutil.copytree(out / "one", out / "two")
     text = (decided_once / "own.toml").read_text(encoding="utf-8")
     monkeypatch.setattr(entries, "names", lambda: ["one", "two"])
-    monkeypatch.setattr(entries, "text", lambda name: text)
+    monkeypatch.setattr(entries, "raw", lambda name: tomllib.loads(text))
     (next((out / "one").glob("frozen-seed-0-*")) / name).write_text("{", encoding="utf-8")
     result = CliRunner().invoke(app, ["reproduce", "all", "--out", str(out), "--budget", "0s"])
     assert result.exit_code == 2

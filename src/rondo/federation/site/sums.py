@@ -269,7 +269,7 @@ class Sums:
             raise Refused("threshold", str(error)) from None
         if self.allowance is not None:
             self.allowance.spend(attempt.clients)
-        stream = stream_of(self.config.privacy.debug_seed, terms.attempt, min(attempt.clients))
+        stream = stream_of(self.config.guarantee.debug_seed, terms.attempt, min(attempt.clients))
         return share.drawn(terms.threshold, count, stream)
 
     def refused(self) -> str | None:
@@ -292,11 +292,11 @@ class Sums:
 
     def _share(self, attempt: Attempt) -> NoiseShare | None:
         """The form of this site's noise; None where sites add none."""
-        privacy = self.config.privacy
+        promise = self.config.guarantee
         if not self._adds_noise:
             return None
-        assert privacy.noise is not None
-        return NoiseShare(self._points(attempt), privacy.noise, privacy.colluding)
+        assert promise.noise is not None
+        return NoiseShare(self._points(attempt), promise.noise, promise.colluding)
 
     def _points(self, attempt: Attempt) -> FixedPoint:
         terms = attempt.session.terms

@@ -113,7 +113,7 @@ def account_of_shares(config: RunConfig, directory: RunDirectory) -> SumAccount 
     Raises :class:`ConfigError` as :func:`private_sum` does, and where rounds were recorded without an account."""
     if config.guarantee.noise_from != "sites":
         return None
-    account = SumAccount(_account(directory), Entry.of(config), config.privacy.budget)
+    account = SumAccount(_account(directory), Entry.of(config), config.guarantee.budget)
     _must_allow(account)
     _must_know(directory, account.record(0))
     return account
@@ -186,7 +186,7 @@ def _must_allow(account: SumAccount) -> None:
 
 def _key(config: RunConfig, path: Path, *, begun: bool) -> bytes:
     """The key, made at the start of a run."""
-    seed = config.privacy.debug_seed
+    seed = config.guarantee.debug_seed
     if seed is not None:
         return hashlib.sha256(f"rondo privacy.debug_seed {seed}".encode()).digest()
     if path.is_file():

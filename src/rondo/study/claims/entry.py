@@ -1,9 +1,11 @@
-"""An entry: a claim of a paper, the runs that decide it, and what would count, in one TOML file."""
+"""An entry: a claim of a paper, the runs that decide it, and what would count, in a TOML file."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from copy import deepcopy
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
@@ -312,10 +314,23 @@ def _names(tree: Any, path: str) -> bool:
     return True
 
 
+@cache
+def _shipped() -> Mapping[str, dict[str, Any]]:
+    """The keys of each entry that comes with Rondo, by name. A file has one entry, or a table of entries, each of which
+    is laid over the file's other keys."""
+    found: dict[str, dict[str, Any]] = {}
+    for file in (files("rondo.study.claims") / "entries").iterdir():
+        if file.name.endswith(".toml"):
+            shared = tomllib.loads(file.read_text(encoding="utf-8"))
+            parts = shared.pop("entries", {file.name.removesuffix(".toml"): {}})
+            for name, part in parts.items():
+                merge(found.setdefault(name, deepcopy(shared)), part)
+    return found
+
+
 def names() -> list[str]:
     """The entries that come with Rondo."""
-    folder = files("rondo.study.claims") / "entries"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return sorted(_shipped())
 
 
 def read(name: str) -> Entry:
@@ -324,21 +339,21 @@ def read(name: str) -> Entry:
         return parsed(
             toml_file.read(Path(name), "entry", "rondo reproduce list shows those that come with Rondo"), name
         )
-    return parsed(tomllib.loads(text(name)), name)
+    return parsed(raw(name), name)
 
 
-def text(name: str) -> str:
-    """The file of the entry ``name`` that comes with Rondo. Raises :class:`ConfigError`."""
+def raw(name: str) -> dict[str, Any]:
+    """The keys of the entry ``name`` that comes with Rondo. Raises :class:`ConfigError`."""
     if name not in names():
         raise ConfigError.at("NAME", f"there is no entry {name!r}; rondo reproduce list shows them all")
-    return (files("rondo.study.claims") / "entries" / f"{name}.toml").read_text(encoding="utf-8")
+    return deepcopy(_shipped()[name])
 
 
-def parsed(raw: dict[str, Any], name: str) -> Entry:
-    """The entry with the keys ``raw``. Raises :class:`ConfigError`, headed by ``name``."""
-    raw = spread(raw, name)
+def parsed(keys: dict[str, Any], name: str) -> Entry:
+    """The entry with these keys. Raises :class:`ConfigError`, headed by ``name``."""
+    keys = spread(keys, name)
     try:
-        return Entry.model_validate(raw)
+        return Entry.model_validate(keys)
     except pydantic.ValidationError as error:
-        problems = merged(explain(e, raw, Entry) for e in error.errors(include_url=False))
+        problems = merged(explain(e, keys, Entry) for e in error.errors(include_url=False))
         raise ConfigError(problems, name) from None
