@@ -58,6 +58,10 @@ class ConfigError(ValueError):
         return cls([Problem(path, message)], source)
 
 
+class PlanRefused(ConfigError):
+    """A site's contract, or its owner, refuses the plan of a federation's server."""
+
+
 @contextmanager
 def headed(source: str) -> Iterator[None]:
     """Within, or in a function decorated with it, an error whose input has no name yet is headed by ``source``."""
@@ -66,7 +70,7 @@ def headed(source: str) -> Iterator[None]:
     except ConfigError as error:
         if error.source != "config":
             raise
-        raise ConfigError(error.problems, source) from None
+        raise type(error)(error.problems, source) from None
 
 
 class UnknownAlgorithm(ValueError):

@@ -15,10 +15,10 @@ import pytest
 pytest.importorskip("flwr")
 pytest.importorskip("prometheus_client")
 
-from parties import Parties
+from parties import OPEN, SITES, Parties
 from test_federation import Watching, config
 
-from rondo.errors import ConfigError
+from rondo.errors import ConfigError, PlanRefused
 from rondo.federation.identity import keys
 from rondo.federation.monitor import Health, days_left, ending, monitored
 
@@ -60,6 +60,39 @@ def test_server_tells_its_monitor_of_the_run(folder: Path, tmp_path: Path) -> No
     }
     assert (told["sites"], told["sites_taking_part"], told["refused_uploads"]) == (2, 2, 0)
     assert told["days_to_first_expiry"] in (9, 10)
+
+
+def test_site_tells_its_monitor_what_left_and_what_it_refuses(folder: Path, tmp_path: Path) -> None:
+    """A site that refuses a plan and stays is not healthy; one that does not stay has gone, with the reason."""
+    address, seen, parties = free(), dict[str, Any](), Parties(folder)
+    starting = parties.start
+    picky = OPEN.model_copy(update={"training": OPEN.training.model_copy(update={"methods": ["rolora"]})})
+
+    def start(site: str) -> None:
+        options = {"contract": picky, "stay": True} if site == "north" else {}
+        starting(site, monitor=address, **options) if site == "north" else starting(site)
+
+    def look(done: int) -> None:
+        seen["healthz"] = asked(address, "healthz")
+        parties.stop("north")
+
+    parties.start = start  # type: ignore[method-assign]
+    run = config(folder, rounds=1, clients={"min_clients": 2}, task={"labels": ["neg", "pos"]})
+    parties.run(run, tmp_path / "run", observer=Watching(look), answered=("north", "south"))
+    code, text = seen["healthz"]
+    told = json.loads(text)
+    reason = "method: fedit, and its owner allows rolora"
+    assert (code, told["fault"], told["letters_today"]) == (503, f"it takes no part: {reason}", 1)
+    assert told["bytes_in_today"] > told["bytes_out_today"] > 0
+
+    again = Parties(folder, {"north": SITES["north"]}, state=tmp_path, options={"contract": picky})
+    with pytest.raises(ConfigError):
+        again.run(run, tmp_path / "again", wait=5.0)
+    error = again.errors["north"]
+    assert isinstance(error, PlanRefused)
+    assert str(error).startswith(
+        f"rondo federate client: 1 problem\n  the plan: is refused: {reason}; change the contract"
+    )
 
 
 def test_program_that_does_nothing_useful_is_not_healthy() -> None:

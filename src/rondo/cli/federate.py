@@ -115,6 +115,7 @@ def client(
     yes: Annotated[
         bool, typer.Option("--yes", help="consent to every plan within the contract, for services; default: ask")
     ] = False,
+    monitor: Monitor = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="print the plan beside the contract, and go, as site show-plan does")
     ] = False,
@@ -124,7 +125,7 @@ def client(
     with user_errors(), stoppable() as stop, given as options:
         from rondo.federation.site.run import SiteSetup, take_part
 
-        site = SiteSetup(**options, wait=wait, insecure=insecure, stay=stay)
+        site = SiteSetup(**options, wait=wait, insecure=insecure, stay=stay, monitor=monitor)
         if dry_run:
             shown_plan(site, stop)
         else:

@@ -12,20 +12,20 @@ from typing import Any
 
 import typer
 
-from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested, visible
+from rondo.errors import ConfigError, PlanRefused, RunInterrupted, RunStopped, StopRequested, visible
 
-FAILED, USER_ERROR = 1, 2
+FAILED, USER_ERROR, REFUSED = 1, 2, 3
 
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Turn faults of the input into a plain message and exit code 2, a stopped run and a shortage of memory into exit
-    code 1; no traceback."""
+    """Turn faults of the input into a plain message and exit code 2, a plan that a site refuses into code 3, a stopped
+    run and a shortage of memory into code 1; no traceback."""
     try:
         yield
     except ConfigError as error:
         print(error, file=sys.stderr)
-        raise typer.Exit(USER_ERROR) from None
+        raise typer.Exit(REFUSED if isinstance(error, PlanRefused) else USER_ERROR) from None
     except RunStopped as error:
         print(visible(f"stopped: {error}"), file=sys.stderr)
         raise typer.Exit(FAILED) from None

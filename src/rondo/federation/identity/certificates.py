@@ -202,6 +202,12 @@ def read_authority(path: Path) -> x509.Certificate:
     return certificate
 
 
+def authority_ends(path: Path) -> date:
+    """The last day of the authority whose certificate is in ``path``."""
+    end: datetime = read_authority(path).not_valid_after_utc
+    return end.date()
+
+
 def check_time(path: Path, certificate: x509.Certificate, remedy: str) -> None:
     """Raise :class:`ConfigError` if the certificate has expired or is not valid yet."""
     moment, start, end = now(), certificate.not_valid_before_utc, certificate.not_valid_after_utc

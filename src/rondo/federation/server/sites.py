@@ -160,12 +160,12 @@ class Sites:
         with self._lock:
             for name in dict.fromkeys(self._site_of.values()):
                 since, consent = self._consents.get(name, ("", None))
-                if name not in present:
+                if consent is not None and consent.refused and present.get(name, since) == since:
+                    states[name] = ("refuses", consent.refused)  # after which it may have gone
+                elif name not in present:
                     states[name] = ("not connected", "")
                 elif name in consents:
                     states[name] = ("takes part", "")
-                elif consent is not None and consent.refused and since == present[name]:
-                    states[name] = ("refuses", consent.refused)
                 else:
                     states[name] = ("connected", "")
         return states

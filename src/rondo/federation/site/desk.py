@@ -74,6 +74,8 @@ class Desk:
     tests: Mapping[str, Rows] = field(default_factory=dict)
     voice: Voice | None = None
     parties: dict[str, Party] = field(default_factory=dict)
+    refusal: str = ""
+    """Why no part is taken in the last plan; empty while one is."""
     _plan: str = ""
     """Digest of the plan that ``parties`` were made for."""
     _run: str = ""
@@ -162,7 +164,7 @@ class Desk:
             if (reason := terms.refusal(self.joining.terms(plan))) is not None:
                 raise Declined(reason)
             looked = True
-            answer = self._joined(plan)
+            answer, self.refusal = self._joined(plan), ""
         except (StopRequested, Unwritten):
             raise
         except Exception as error:  # a plan can be anything, and name what no disk takes
@@ -172,6 +174,7 @@ class Desk:
             (self.folder / PLAN).unlink(missing_ok=True)
             answer = Consent({}, refused=for_the_server(error))
             reason = "; ".join(line.strip() for line in str(error).splitlines()) or type(error).__name__
+            self.refusal = reason
             self.told(f"not taking part: {reason}")
             if looked:
                 self.stop.wait(-time.monotonic() % _BEAT)

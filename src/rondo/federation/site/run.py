@@ -5,16 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from rondo.config.checks import is_path, no_seconds, text_form_checks
 from rondo.data.files.room import Room
 from rondo.data.files.tables import Rows
 from rondo.data.sources import client_rows, read_rows
-from rondo.errors import ConfigError, Problem, StopRequested, headed
+from rondo.errors import ConfigError, PlanRefused, Problem, StopRequested, headed
+from rondo.federation.identity.certificates import authority_ends
 from rondo.federation.identity.keys import SiteKeys
 from rondo.federation.identity.peers import Voice
 from rondo.federation.letter import content_of, kind_of
+from rondo.federation.monitor import Health, monitored
 from rondo.federation.plan import End, NotAPlan, Plan
 from rondo.federation.program import Program, only_program
 from rondo.federation.site.contract import protection
@@ -46,6 +49,7 @@ class SiteSetup:
     - ``stay``: wait for further runs when one is over.
     - ``wait``: seconds to wait for a server that is not there yet.
     - ``test``: a file or folder as ``data``, with test rows on which its clients' models are scored.
+    - ``monitor``: the address of its ``/healthz`` and ``/metrics``, HOST:PORT; None has none.
     """
 
     server: str
@@ -59,6 +63,7 @@ class SiteSetup:
     stay: bool = False
     wait: float = 0.0
     test: Path | None = None
+    monitor: str | None = None
 
     def check(self) -> None:
         """Raise :class:`ConfigError` with all faults that show without a connection, the keys' and the rows' apart."""
@@ -91,11 +96,21 @@ def take_part(
     ``stop``."""
     stop = stop or threading.Event()
     here = _Here.of(site, asked, told, stop)
-    with only_program(site.folder) as program:
-        _stay_connected(here, program, stop, stay=site.stay)
+    line = _Line()
+    with only_program(site.folder) as program, monitored(site.monitor, lambda: here.health(line)):
+        _stay_connected(here, program, line, stop, stay=site.stay)
 
 
-def _stay_connected(here: _Here, program: Program, stop: threading.Event, *, stay: bool) -> None:
+@dataclass
+class _Line:
+    """The line to the server. ``fault``: why no letter is answered now; empty while they are. ``used``: whether one
+    was answered, so that there is an audit."""
+
+    fault: str = "it is not connected yet"
+    used: bool = False
+
+
+def _stay_connected(here: _Here, program: Program, line: _Line, stop: threading.Event, *, stay: bool) -> None:
     """Answer the server's letters, and connect again after whatever happens, until the run is over."""
     told = here.desk.told
     first, lost, turned_away, paused = True, "", "", ""
@@ -105,12 +120,13 @@ def _stay_connected(here: _Here, program: Program, stop: threading.Event, *, sta
             with here.node(program, stop) as node:
                 if first or lost:
                     told(f"connected to {here.address} as {here.keys.site}")
-                first, lost, turned_away = False, "", ""
-                if not _answer(here.desk, node, stop, stay=stay):
+                first, lost, turned_away, line.fault = False, "", "", paused
+                if not _answer(here.desk, node, line, stop, stay=stay):
                     return
         except TurnedAway as refused:
             if first or "key" in str(refused):
                 raise ConfigError.at("--keys", f"the server turns it away: {refused}") from None
+            line.fault = f"the server turns it away: {refused}"
             # A server that was started anew does not know who is connected.
             if str(refused) != turned_away:
                 turned_away = str(refused)
@@ -118,11 +134,13 @@ def _stay_connected(here: _Here, program: Program, stop: threading.Event, *, sta
         except Unreachable as unreachable:
             if first:
                 raise ConfigError.at("--server", f"{here.address} cannot be reached: {unreachable}") from None
+            line.fault = f"the server cannot be reached: {unreachable}"
             if str(unreachable) != lost:
                 lost = str(unreachable)
                 told(f"the connection to {here.address} is lost ({lost}); trying again")
         except (Exhausted, OSError) as error:
             # Nothing leaves that is not in the audit. The server sends its letters anew once the site is back.
+            line.fault = f"nothing leaves: {error}"
             if str(error) != paused:
                 paused = str(error)
                 told(f"nothing leaves now, and no letter is taken: {paused}; looking again every minute")
@@ -184,13 +202,25 @@ class _Here:
         desk = Desk(rows, site.folder, site.device, site.contract, asked, told, stop, site.model, tests, voice)
         return cls(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", keys, ca, desk)
 
+    def health(self, line: _Line) -> Health:
+        """The state of the program for its monitor."""
+        numbers: dict[str, float] = {}
+        if self.ca is not None:
+            numbers["days_to_first_expiry"] = (authority_ends(self.ca) - datetime.now(UTC).date()).days
+        if line.used:
+            audit = self.desk.audit
+            numbers |= {"letters_today": audit.left(), "bytes_out_today": audit.bytes("out")}
+            numbers["bytes_in_today"] = audit.bytes("in")
+        refused = self.desk.refusal and f"it takes no part: {self.desk.refusal}"
+        return Health(line.fault or refused, numbers)
+
     def node(self, program: Program, stop: threading.Event) -> SuperNode:
         """A connection to the server."""
         key, largest = self.keys.private_key, int(self.desk.contract.incoming.largest_mb * 1e6)
         return SuperNode(self.address, key, self.ca, largest, program=program, told=self.desk.told, stop=stop)
 
 
-def _answer(desk: Desk, node: SuperNode, stop: threading.Event, *, stay: bool) -> bool:
+def _answer(desk: Desk, node: SuperNode, line: _Line, stop: threading.Event, *, stay: bool) -> bool:
     """Answer letters as they come. False once a run is over and the site does not ``stay``."""
     while True:
         try:
@@ -204,6 +234,10 @@ def _answer(desk: Desk, node: SuperNode, stop: threading.Event, *, stay: bool) -
             continue
         kind = kind_of(message)
         node.answer(message, desk.answer(kind, content_of(message)))
+        line.fault, line.used = "", True
+        if kind == "plan" and desk.refusal and not stay:
+            remedy = "change the contract, or ask the server's owner for another plan, and start again"
+            raise PlanRefused.at("the plan", f"is refused: {desk.refusal}; {remedy}")
         if kind == "end":
             reason = End.decode(content_of(message)).reason
             desk.told(f"the run failed: {reason}" if reason else "the run is over")
