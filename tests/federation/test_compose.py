@@ -58,14 +58,19 @@ def has_result(folder: Path) -> bool:
 # --- without a builder ----------------------------------------------------------------------------------------------
 
 
+def _free() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
 class Services:
     """The services as processes: what is mounted in a container is named by its place on this machine."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.running: dict[str, subprocess.Popen[bytes]] = {}
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = free.getsockname()[1]
+        self._port, *monitors = (_free() for _ in ["", *SERVICES])
+        self._monitors = dict(zip(SERVICES, monitors, strict=True))
         rondo = folder / "bin" / "rondo"
         rondo.parent.mkdir()
         rondo.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'from rondo.cli import main; main()' \"$@\"\n")
@@ -79,6 +84,7 @@ class Services:
             text = re.sub(rf"(?<![\w.]){place}(?![\w.])", str(mounted[place]), text)
         text = text.replace("--server=server", f"--server=localhost:{self._port}")
         text = text.replace("federate server", f"federate server --listen 127.0.0.1:{self._port}")
+        text = text.replace("127.0.0.1:9464", f"127.0.0.1:{self._monitors[name]}")
         words = [*service["entrypoint"], text] if "entrypoint" in service else ["rondo", *text.split("\n")]
         environment = {
             **os.environ,

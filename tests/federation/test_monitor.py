@@ -21,6 +21,7 @@ from test_federation import Watching, config
 from rondo.errors import ConfigError, PlanRefused
 from rondo.federation.identity import keys
 from rondo.federation.monitor import Health, days_left, ending, monitored
+from rondo.federation.notify import notify
 
 
 def free() -> str:
@@ -110,6 +111,17 @@ def test_address_that_is_none_is_refused(address: str) -> None:
         monitored(address, Health),
     ):
         pass
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_service_manager_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abstract: bool) -> None:
+    name = f"@{tmp_path}" if abstract else str(tmp_path / "manager")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(name.replace("@", "\0", 1))
+        monkeypatch.setenv("NOTIFY_SOCKET", name)
+        notify("READY=1")
+        assert manager.recv(100) == b"READY=1"
+    notify("STATUS=nobody listens any more")
 
 
 def test_end_of_a_key_is_told_from_thirty_days_on() -> None:

@@ -16,6 +16,7 @@ from rondo.cli.app import Device
 from rondo.cli.federate_keys import names, print_fingerprint
 from rondo.cli.process import FAILED, quiet_libraries, stoppable, user_errors
 from rondo.errors import ConfigError, StopRequested, headed, visible
+from rondo.federation.notify import notify
 
 site = typer.Typer(help="For a site's owner: the contract, a plan beside it, and what left.", no_args_is_help=True)
 
@@ -243,6 +244,7 @@ def told(line: str) -> None:
     disk is full."""
     with suppress(OSError):
         print(visible(line), file=sys.stderr, flush=True)
+    notify(f"STATUS={visible(line)}")
 
 
 def site_keys(

@@ -13,6 +13,7 @@ from rondo.errors import ConfigError, Problem
 from rondo.federation.identity.keys import ServerKeys
 from rondo.federation.identity.roster import FILE, Enrolled, Roster
 from rondo.federation.letter import PORT
+from rondo.federation.notify import notify
 from rondo.federation.server.line.superlink import SuperLink
 from rondo.federation.server.renewal import renewed
 
@@ -56,6 +57,7 @@ def link(listening: Listening, clients: Clients, told: Callable[[str], None]) ->
     try:
         line.start()
         told(f"listening on {listening.host}:{line.port} for {len(clients)} clients")
+        notify("READY=1")
         with renewed(listening.keys, line, clients.roster, told):
             yield line
     finally:

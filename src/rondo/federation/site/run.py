@@ -18,6 +18,7 @@ from rondo.federation.identity.keys import SiteKeys
 from rondo.federation.identity.peers import Voice
 from rondo.federation.letter import content_of, kind_of
 from rondo.federation.monitor import Health, monitored
+from rondo.federation.notify import notify
 from rondo.federation.plan import End, NotAPlan, Plan
 from rondo.federation.program import Program, only_program
 from rondo.federation.site.contract import protection
@@ -120,6 +121,7 @@ def _stay_connected(here: _Here, program: Program, line: _Line, stop: threading.
             with here.node(program, stop) as node:
                 if first or lost:
                     told(f"connected to {here.address} as {here.keys.site}")
+                    notify("READY=1")
                 first, lost, turned_away, line.fault = False, "", "", paused
                 if not _answer(here.desk, node, line, stop, stay=stay):
                     return
