@@ -101,16 +101,28 @@ def _values(schema: Mapping[str, Any], plural: str = "") -> str:
 
 
 def markdown() -> str:
-    """The reference as a page's last part: one table per section."""
-    lines = []
+    """The reference as a page's last part: one table per section, and one of the methods' fields."""
+    lines, of_methods = list[str](), {key.path for key in _algorithm_fields()}
     for section in sections():
         title = f"`[{section.name}]`" if section.name else "The run"
         lines += ["", f"## {title}", "", *textwrap.wrap(section.meaning, 120), ""]
         lines += ["| key | values | default | meaning |", "|---|---|---|---|"]
         for key in section.keys:
             default = f"`{key.default}`" if key.default else ""
-            lines.append(f"| `{key.name}` | {key.values} | {default} | {key.meaning} |")
+            if key.path not in of_methods:
+                lines.append(f"| `{key.name}` | {key.values} | {default} | {key.meaning} |")
+        if section.name == "algorithm":
+            lines += ["", "| method | its keys: `rondo show METHOD` explains them |", "|---|---|", *_rows_of_methods()]
     return "\n".join(lines) + "\n"
+
+
+def _rows_of_methods() -> list[str]:
+    """A row for the methods with the same fields."""
+    methods: dict[str, list[str]] = {}
+    for method, entry in algorithms.TABLE.items():
+        fields = [f"`{name}` ({_values(TypeAdapter(kind).json_schema())})" for name, kind in entry.fields.items()]
+        methods.setdefault(", ".join(fields), []).append(f"`{method}`")
+    return [f"| {', '.join(users)} | {fields} |" for fields, users in methods.items() if fields]
 
 
 def text(path: str | None = None, width: int = 100) -> str:
