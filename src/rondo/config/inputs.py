@@ -96,8 +96,8 @@ class AdapterConfig(Section):
     start_from: str | None = None
     """Folder of an existing adapter to continue from."""
     from_scratch: bool = False
-    """Train the adapted layers from nothing: their frozen weights are set to zero and both factors are random, as in
-    the official code of FedLoRU and FedHM. Only for a model without a hub."""
+    """Train the adapted layers from nothing: their frozen weights are zero and both factors random, as in the official
+    code of FedLoRU and FedHM. Only for a model without a hub."""
 
 
 class ModelConfig(Section):
@@ -116,17 +116,16 @@ class ModelConfig(Section):
     gguf_file: str | None = None
     """GGUF file in the folder or repository ``name``. Its weights are loaded dequantised."""
     quantization: Literal["int8", "nf4"] | None = None
-    """Rounding of the frozen linear layers: to 8 bits by torchao, or to 4 (nf4 in blocks of 64) by bitsandbytes.
-    Activations stay in float32."""
+    """Rounding of the frozen linear layers: to 8 bits by torchao, or to 4 (blocks of 64) by bitsandbytes."""
     head_layers: Annotated[list[str], Field(min_length=1)] | None = None
     """Layers of the head, by module path, of a model that is trained whole (``train.what``); left out, the last layer
-    with parameters. What lies below is the body."""
+    with parameters."""
     norm: Norm = "batch"
-    """Normalisation in the built-in residual networks. ``"batch-no-statistics"`` is by the batch in evaluation too, as
-    in FedLoRU's official code: scores and predictions depend on ``evaluation.batch_size``."""
+    """Normalisation in the built-in residual networks. ``"batch-no-statistics"`` is by the batch in evaluation too, so
+    scores and predictions depend on ``evaluation.batch_size``."""
     vectors: str | None = None
-    """Text file with the vectors of words, a word and its numbers per line, as GloVe's (``builtin:lstm``): the words'
-    embedding, which is not trained. Left out, one is trained, of hashed words."""
+    """Text file with a word and its vector per line, as GloVe's (``builtin:lstm``), which are not trained. Left out,
+    vectors of hashed words are trained."""
     buffers: Literal["average", "local", "frozen"] = "average"
     """Statistics of batch normalisation in a model that is trained whole: sent and averaged, kept by each client, or
     left as they are."""
@@ -252,35 +251,34 @@ class DataConfig(Section):
     subset: str | None = None
     """Subset of a Hugging Face data set."""
     clients_from: str | None = None
-    """Folder or glob pattern with one file per client, in place of ``source``; ``[partition]`` is then not used. A
-    folder may have the folders ``train`` and ``test`` (or the splits' names) with a file per client in each."""
+    """Folder or glob pattern with one file per client, in place of ``source`` and ``[partition]``. A folder may have
+    the folders ``train`` and ``test`` (or the splits' names) with a file per client in each."""
     train_split: str = "train"
     """Split of a folder or a Hugging Face data set for training."""
     test_split: Annotated[str, BeforeValidator(_empty_if_none)] = "validation"
     """Split for the test set; ``""`` means no test set."""
     test_source: str | None = None
-    """File with the test set. Rows that come from single files have no other. Beside ``clients_from`` also a folder or
-    pattern with a file per client, of the same names: its own test rows."""
+    """File with the test set. Beside ``clients_from`` also a folder or pattern with a file per client, of the same
+    names: its own test rows."""
     more_tests: dict[str, str] = Field(default_factory=dict)
     """More test sets, each by a name: a file, or a split of the source, such as
     ``{ mismatched = "validation_mismatched" }``. Their scores stand beside the test set's, and choose no round."""
     validation_fraction: Fraction = 0.1
-    """Share of each client's rows that is never trained on. Left out, it is 0 if clients have test rows. It is
-    also 0 with ``[privacy]``, which publishes no such scores. With ``privacy.unit = "example"`` a digest of the row, or
-    of its person, decides, so a client's share is only about so much."""
+    """Share of each client's rows that is never trained on. Left out, it is 0 if clients have test rows, and with
+    ``[privacy]``. With ``privacy.unit = "example"`` a digest of the row, or of its person, decides, so the share is
+    approximate."""
     separator: Annotated[str, Field(min_length=1, max_length=1)] | None = None
-    """Character between the columns of CSV and TSV files, such as ``";"``, which Excel writes in German. Left out, a
-    comma or a tab, by the file's ending."""
+    """Character between the columns of CSV and TSV files, such as ``";"``. Left out, a comma or a tab, by the file's
+    ending."""
     encoding: str = "utf-8"
-    """Encoding of text files (CSV, TSV, JSON), such as ``"cp1252"``, which Excel writes in Western Europe."""
+    """Encoding of text files (CSV, TSV, JSON), such as Excel's ``"cp1252"``."""
     max_train_rows: Positive | None = None
-    """Use a random sample of so many training rows, drawn from ``seed``. Labels, and clients by nature, keep their
-    shares. Pictures outside of the sample are not opened."""
+    """Use a random sample of so many training rows. Labels, and clients by nature, keep their shares."""
     max_test_rows: Positive | None = None
-    """Use a random sample of so many rows of each test set, drawn from ``seed``. Labels keep their shares."""
+    """Use a random sample of so many rows of each test set. Labels, and clients, keep their shares."""
     max_read_mb: Positive = 2048
-    """The most memory for rows, in MiB. Text files count as they are, Parquet and Hugging Face data sets with 128 bytes
-    per value and their texts uncompressed."""
+    """The most memory for rows, in MiB. Parquet and Hugging Face data sets count uncompressed, with 128 bytes per
+    value."""
     bad_rows: Literal["error", "drop"] = "error"
     """Bad rows end the run before it starts, or are left out and counted."""
     min_examples: Positive = 1
@@ -293,8 +291,7 @@ class PartitionConfig(Section):
     kind: Literal["iid", "dirichlet", "shards", "classes", "natural", "lognormal"] | None = None
     """Left out, it is iid, or the homes of the built-in data."""
     clients: Annotated[int, Field(ge=1)] | None = None
-    """Number of clients. For natural it may be left out, which takes all; else so many are drawn from those with
-    ``data.min_examples`` rows."""
+    """Number of clients. For natural so many are drawn of those with ``data.min_examples`` rows; left out, all."""
     alpha: Annotated[float, Field(gt=0)] | None = None
     """Parameter of dirichlet; smaller values make the clients' labels differ more."""
     classes_per_client: Positive | None = None
@@ -310,8 +307,7 @@ class PartitionConfig(Section):
     min_size: Annotated[int, Field(ge=0)] = 1
     """Smallest number of rows that a client may get, for all kinds but natural."""
     deal_tests: bool = False
-    """Deal the test set to the clients as well, each class in proportion to their training rows of it, so that every
-    client is scored on test rows of its classes."""
+    """Deal the test set to the clients as well, each class in proportion to their training rows of it."""
 
 
 class ProblemConfig(Section):
@@ -319,9 +315,8 @@ class ProblemConfig(Section):
     that the clients' outputs y follow."""
 
     kind: Literal["factors", "heads"] = "factors"
-    """``"factors"``: y = B A x, for a network of the two factors (RoLoRA, section 4.1, where A is a^T and B is b).
-    ``"heads"``: y = w_i B^T x, for a representation B^T in common below a head w_i of each client (FedRep, section
-    4)."""
+    """``"factors"``: y = B A x, for a network of the two factors (RoLoRA, section 4.1). ``"heads"``: y = w_i B^T x, for
+    a common representation B^T below a head w_i of each client (FedRep, section 4)."""
     clients: Positive = 10
     """Number of clients."""
     rows: Positive = 50
@@ -333,13 +328,11 @@ class ProblemConfig(Section):
     rank: Positive = 1
     """Rows of A, or of the representation."""
     spread: Annotated[float, Field(ge=0)] = 0.0
-    """For factors: distance of each client's own B from their mean, over the norm of the mean, as a root mean square; 0
-    gives all clients the same."""
+    """For factors: distance of each client's B from their mean, over the norm of the mean, as a root mean square."""
     noise: Annotated[float, Field(ge=0)] = 0.0
     """Standard deviation of the noise in y."""
     design: Literal["gaussian", "isotropic"] = "gaussian"
-    """``"isotropic"`` gives the inputs of every client the second moment I exactly, so its loss is its population's. It
-    needs as many rows as inputs."""
+    """``"isotropic"`` gives every client's inputs the second moment I exactly. It needs as many rows as inputs."""
     start_distance: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Distance between the start of A, or of the representation, and the truth: the sine of every principal angle
-    between their rows. Left out, the start is random."""
+    """Distance between the start of A, or of the representation, and the truth: the sine of every principal angle.
+    Left out, the start is random."""

@@ -73,14 +73,13 @@ class ClientsConfig(Section):
     over_select: Annotated[float, Field(ge=0, le=10)] = 0.0
     """Sample this share more than ``per_round``. The first ``per_round`` uploads count; later ones come too late."""
     deadline: Annotated[float, Field(gt=0)] | None = None
-    """Seconds after which an upload comes too late, simulated ones in a simulation; left out, all uploads are waited
-    for."""
+    """Seconds after which an upload comes too late, simulated ones in a simulation; left out, there is no limit."""
     ranks: Annotated[Ranks | None, BeforeValidator(_text_keys)] = None
     """A list with one rank per client in the order of their ids, or shares of the clients by rank, which the run's seed
     deals out."""
     bytes_budget: Positive | Annotated[list[Positive], Field(min_length=1)] | None = None
-    """In place of ``ranks``, bytes for all clients or per client. Each client has the largest rank whose upload in a
-    round fits, the head not counted."""
+    """In place of ``ranks``, bytes for all clients or per client: the largest rank whose upload in a round fits,
+    without the head."""
 
 
 class AdmissionConfig(Section):
@@ -89,8 +88,8 @@ class AdmissionConfig(Section):
     max_examples: Positive | None = None
     """Largest number of examples that a client may claim."""
     max_norm: Annotated[float, Field(gt=0)] | None = None
-    """Largest Euclidean norm, over all tensors, of the difference between an upload and the broadcast, or of the upload
-    itself if the algorithm puts it in other coordinates."""
+    """Largest Euclidean norm of the difference between an upload and the broadcast, or of the upload itself if the
+    algorithm changes the coordinates."""
     clip: bool = False
     """Scale a larger norm down to ``max_norm`` instead of rejecting the upload."""
 
@@ -113,11 +112,8 @@ FaultKind: TypeAlias = Literal[
 
 
 class FaultsConfig(Section):
-    """Faults to rehearse. Each kind is a probability or a list. The probability is that a client has the fault in a
-    round, drawn from the run's seed. The list has the ids of clients that have the fault in every round.
-
-    The probabilities may sum to 1 at most, because a client has one fault per round.
-    """
+    """Faults to rehearse. Each kind is a probability per client and round, drawn from the run's seed. Or it is a list
+    of ids of clients that have the fault in every round. The probabilities may sum to 1 at most."""
 
     crash: FaultSpec = 0.0
     """The client never answers."""
@@ -140,8 +136,8 @@ class FaultsConfig(Section):
     slow_factor: Annotated[float, Field(gt=1)] = 10.0
     """Time of a slow client over that of any other."""
     seconds_per_example: Annotated[float, Field(gt=0)] = 1.0
-    """Simulated time that a client takes per training example. ``clients.deadline`` and ``clients.over_select`` go by
-    simulated time, which takes no real time."""
+    """Simulated time that a client takes per training example, by which ``clients.deadline`` and
+    ``clients.over_select`` go. It takes no real time."""
 
 
 class ServerConfig(Section):
@@ -164,38 +160,35 @@ class PrivacyConfig(Section):
 
     adversary: Literal["reader", "server"] | None = None
     """The party that must not learn about one client or one row: ``"reader"`` has the released model, and the server is
-    trusted; ``"server"`` is the server itself, honest but curious, the other clients and the reader."""
+    trusted; ``"server"`` is the server, honest but curious, the other clients and the reader."""
     secure_aggregation: bool = False
-    """The server opens the sum of a round's uploads and no upload by itself: over ``rondo federate`` sites mask them,
-    and a simulation adds the same integers without masks."""
+    """The server opens the sum of a round's uploads and no single upload. A simulation adds the same integers without
+    masks."""
     ring: Literal[32, 64] = 32
     """Bits of a number in a masked upload."""
     unit: Literal["client", "example"] | None = None
     """The secret that differential privacy keeps: that a client took part, or that a row is among a client's rows. Left
     out, there is no differential privacy."""
     clip: Annotated[float, Field(gt=0)] | Literal["adaptive"] | None = None
-    """Largest Euclidean norm of what one unit adds: the difference of a client's upload from one of a client that
-    learned nothing, or the gradient of a row. ``"adaptive"`` follows the median norm, from 0.1 on, by a step of 10 %
-    per round at most, with ``unit = "client"``; its noise is within ``noise``."""
+    """Largest Euclidean norm of what one unit adds: the change in a client's upload, or the gradient of a row.
+    ``"adaptive"`` (``unit = "client"``) follows the median norm, from 0.1 on, by 10 % per round at most; its noise is
+    within ``noise``."""
     upload_clip: Annotated[float, Field(gt=0)] | None = None
-    """Largest Euclidean norm of the change in an upload, with ``secure_aggregation`` and ``unit = "example"``, where
-    ``clip`` is of the gradient of a row. Longer ones are shortened."""
+    """Largest Euclidean norm of the change in an upload, with ``secure_aggregation`` and ``unit = "example"``."""
     noise: Annotated[float, Field(ge=0)] | None = None
-    """The noise multiplier z: the noise in the sum has a standard deviation of z times ``clip``. At least 0.2,
-    or 0 for none. ``rondo privacy plan`` finds it for an epsilon. With ``adversary = "server"`` and ``unit = "client"``
-    the sites add it to their masked uploads, each a share."""
+    """The noise multiplier z: the noise in the sum has a standard deviation of z times ``clip``. At least 0.2, or 0 for
+    none. ``rondo privacy plan`` finds it for an epsilon."""
     colluding: Annotated[int, Field(ge=0)] = 1
-    """Sites that may tell the server their noise, where sites add it: the noise of the others is enough by itself. 1
-    holds against the server with any one site, and against any one site; 0 against the server alone."""
+    """Sites that may tell the server their noise, where sites add it: the noise of the others is enough. 0 holds
+    against the server alone."""
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     """The delta of the guarantee; below 1 over the number of units."""
     budget: Annotated[float, Field(gt=0)] | None = None
-    """The largest epsilon. With ``unit = "client"`` the run ends before the round that would exceed it; with ``unit =
-    "example"`` a client takes no further part before the local training that would exceed it for its rows, and the run
-    ends when fewer than ``clients.min_clients`` are left."""
+    """The largest epsilon. The run ends before the round that would exceed it. With ``unit = "example"`` a client takes
+    no further part before its own would, and the run ends when fewer than ``clients.min_clients`` are left."""
     group: Name | None = None
-    """Column that says whose a row is, with ``unit = "example"``: all rows that a client has of a person are one unit,
-    which is drawn, or not, as a whole, and ``clip`` bounds the sum of its gradients. Left out, each row is."""
+    """Column that says whose a row is, with ``unit = "example"``: all rows that a client has of a person are one unit.
+    Left out, each row is."""
     debug_seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """Seed of sampling and noise, for tests. Every output then says that epsilon is not valid."""
 
@@ -215,14 +208,14 @@ class TrainConfig(Section):
     """Rows per step and client."""
     micro_batch: Positive | None = None
     """Most rows of a client in one forward pass; left out, all of the step's. A smaller number takes less memory and
-    gives the same step: the gradients of its passes are added, and the loss is the mean over all of its targets."""
+    gives the same step."""
     local_epochs: Positive | None = None
     """Passes over a client's rows per round; left out, 1."""
     local_steps: Positive | None = None
     """Steps per round, in place of ``local_epochs``."""
     checkpointing: bool = False
     """Activation checkpointing: a transformer's layers keep their inputs alone, and run again in the backward pass.
-    Training takes less memory and up to half more time; its bits are the same."""
+    Less memory, up to half more time, the same bits."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate as a function of the round: constant, or decay towards zero after the last round."""
     warmup_rounds: Annotated[int, Field(ge=0)] = 0
@@ -230,14 +223,13 @@ class TrainConfig(Section):
     max_grad_norm: Annotated[float, Field(ge=0), BeforeValidator(_zero_if_none)] = 1.0
     """Norm to which each client's gradient is clipped; 0 means no clipping."""
     precision: Literal["exact", "fast"] = "fast"
-    """``"exact"`` computes in float32 throughout. ``"fast"`` keeps the frozen layers in bfloat16 where the
-    hardware is faster in it, and is otherwise the same. Networks that are trained whole stay in float32; those with
-    convolutions or wide linear layers multiply in bfloat16 with ``"fast"``."""
+    """``"exact"`` computes in float32 throughout. ``"fast"`` keeps the frozen layers in bfloat16 if the hardware is
+    faster in it. Networks that are trained whole stay in float32; their convolutions and wide linear layers then
+    multiply in bfloat16."""
     length_grouping: bool = True
     """Batch rows of similar length, which saves padding."""
     packing: bool = True
-    """Lay the rows of a step end to end, without padding, where the model allows it (causal-lm): each row keeps its
-    positions, its attention and its part in the loss."""
+    """Lay the rows of a step end to end, without padding, if the model allows it (causal-lm)."""
     what: Literal["all", "head"] | Annotated[list[str], Field(min_length=1)] | None = None
     """Whole tensors to train: ``"all"``, only the ``"head"``, or parameters by name (patterns with ``*``, as in
     ``"layer4.*"``). Low-rank factors are trained beside them if there is a section ``[adapter]``. Left out, factors
@@ -257,18 +249,17 @@ class EvaluationConfig(Section):
     """Measurements during and after training."""
 
     every: Annotated[int, Field(ge=0)] | Literal["auto"] = 1
-    """Rounds between scores on the test set; 0 scores only after the last round. ``"auto"``: scores then
-    take about a fifth of the time at most, estimated from the numbers of rows."""
+    """Rounds between scores on the test set; 0 scores only after the last round. With ``"auto"`` scores take about a
+    fifth of the time at most."""
     clients_every: Annotated[int, Field(ge=0)] = 0
-    """Rounds between scores of each client's model on its own rows; 0 scores only after the last round. They are its
-    test rows where clients have such, else its validation rows."""
+    """Rounds between scores of each client's model on its own test rows, or else its validation rows; 0 scores only
+    after the last round."""
     diagnostics_every: Annotated[int, Field(ge=0)] = 5
-    """Rounds between measurements of the aggregation's effect, the last round included; 0 takes none. If
-    ``[privacy]`` hides single uploads, none is taken."""
+    """Rounds between measurements of the aggregation's effect, the last round included; 0 takes none. ``[privacy]``
+    forbids them if it hides single uploads."""
     patience: Annotated[int, Field(ge=0)] = 0
-    """Scores in a row without a better one that end the run early; 0 never ends it early. ``every`` has these
-    scores. Without a test set, and for personal methods where ``clients_every`` is set, they are the clients' mean
-    scores of ``clients_every``."""
+    """Scores in a row without a better one that end the run early; 0 never does. They are the scores of ``every``.
+    Without a test set, and for personal methods if ``clients_every`` is set, they are the clients' mean scores."""
     positive: Annotated[Name | None, BeforeValidator(_number_as_text)] = None
     """The class whose F1 the metric ``f1`` is (classification). Left out, it is class 1 if the classes are 0
     and 1, else the mean over all classes (macro); tables and records say which."""
@@ -298,20 +289,18 @@ class SimulationConfig(Section):
     """The way the clients of a round share this machine, or several."""
 
     engine: Literal["process", "ray"] = "process"
-    """Place where clients train: in this process, or at workers of Ray, which are processes on this machine or on a
-    cluster (``docs/how-to/ray.md``)."""
+    """Place where clients train: in this process, or at workers of Ray, on this machine or on a cluster
+    (``docs/how-to/ray.md``)."""
     workers: Positive | None = None
     """Workers of Ray. Left out, one for every GPU or, without any, for every machine of the cluster."""
     cohort: Positive | Literal["auto"] = "auto"
-    """Clients that train in one forward pass. ``"auto"`` takes as many as ``memory_mb`` of activations hold, and no
-    more than the machine gains from."""
+    """Clients that train in one forward pass. ``"auto"`` goes by ``memory_mb`` and by what the machine gains."""
     memory_mb: Positive | Literal["auto"] = "auto"
-    """Megabytes for the activations of all clients that train at once. ``"auto"`` is half of the accelerator's memory.
-    On a CPU it is half of the machine's, at most 256 MB per thread, so that clients whose steps keep more train one
-    after the other, on more threads each."""
+    """Megabytes for the activations of all clients that train at once. ``"auto"`` is half of the accelerator's memory,
+    or on a CPU half of the machine's, at most 256 MB per thread."""
     reuse_prefix: bool = True
-    """Keep the hidden states below the lowest adapted layer. In networks that are trained whole, keep the inputs of
-    the head over the epochs in which it alone is trained."""
+    """Keep the hidden states below the lowest adapted layer; in networks that are trained whole, the inputs of the head
+    while it alone is trained."""
     prefix_memory_mb: Annotated[int, Field(ge=0)] = 1024
     """Most megabytes of memory for these hidden states, at most half of it for test sets."""
     prefix_disk_mb: Annotated[int, Field(ge=0)] = 4096
@@ -370,4 +359,4 @@ class FileConfig(RunConfig):
     """Values of single methods, each by a label: ``[methods.fedloru.algorithm]``. The label is the method's name, or
     any text with ``algorithm.name`` in its table. ``rondo run`` takes the table of ``algorithm.name``, ``rondo
     compare`` all. Tables have keys of ``algorithm``, ``adapter``, ``train`` and ``server``, and ``model.head``,
-    ``model.head_layers`` and ``model.buffers``; ``adapter = false`` goes without that section."""
+    ``model.head_layers`` and ``model.buffers``; ``adapter = false`` leaves that section out."""

@@ -24,12 +24,11 @@ class CompressionConfig(Section):
     kind: Literal["none", "rounding", "top-k"] = "none"
     """``"rounding"`` sends each number of a client's change in ``bits`` bits, rounded up or down by chance so that the
     mean stays; ``"top-k"`` sends the largest numbers of each tensor's change, and the client adds the rest to its next
-    upload (error feedback). ``rondo list --compat`` says which methods take them."""
+    upload (error feedback)."""
     bits: Literal[4, 8] | None = None
-    """Bits of a number, with ``"rounding"``; left out, 8. Every 256 numbers have a scale of 4 bytes beside."""
+    """Bits of a number, with ``"rounding"``; left out, 8."""
     keep: Annotated[float, Field(gt=0, le=0.5)] | None = None
-    """Share of each tensor's numbers that is sent, with ``"top-k"``; left out, 0.1. Each has its place of 2 bytes
-    beside, or of 4 in a tensor of more than 32,768 numbers."""
+    """Share of each tensor's numbers that is sent, with ``"top-k"``; left out, 0.1."""
 
 
 Tracker = Literal["tensorboard", "trackio", "wandb", "mlflow"]
@@ -55,4 +54,4 @@ class TrackConfig(Section):
     to: Annotated[list[Tracker], AfterValidator(_once)] = Field(default_factory=list)
     """``"tensorboard"``, ``"trackio"``, ``"wandb"``, ``"mlflow"``, several or none."""
     project: Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[\w .-]+$")] = "rondo"
-    """The name of the project (MLflow's experiment) that the run is put into. TensorBoard has none."""
+    """The name of the project (MLflow's experiment) that the run is put into."""
