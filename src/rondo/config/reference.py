@@ -100,17 +100,24 @@ def _values(schema: Mapping[str, Any], plural: str = "") -> str:
     return f"{_WORDS[schema['type']]}{plural} {bounds}".rstrip()
 
 
+_LONG = 30
+"""The most characters of a key's values that a row of the page repeats from the row above."""
+
+
 def markdown() -> str:
     """The reference as a page's last part: one table per section, and one of the methods' fields."""
     lines, of_methods = list[str](), {key.path for key in _algorithm_fields()}
     for section in sections():
         title = f"`[{section.name}]`" if section.name else "The run"
         lines += ["", f"## {title}", "", *textwrap.wrap(section.meaning, 120), ""]
-        lines += ["| key | values | default | meaning |", "|---|---|---|---|"]
+        lines += ["| key | values (default) | meaning |", "|---|---|---|"]
+        above = ""
         for key in section.keys:
-            default = f"`{key.default}`" if key.default else ""
             if key.path not in of_methods:
-                lines.append(f"| `{key.name}` | {key.values} | {default} | {key.meaning} |")
+                values = "as above" if key.values == above and len(above) > _LONG else key.values
+                default = f" (`{key.default}`)" if key.default else ""
+                lines.append(f"| `{key.name}` | {values}{default} | {key.meaning} |")
+                above = key.values
         if section.name == "algorithm":
             lines += ["", "| method | its keys: `rondo show METHOD` explains them |", "|---|---|", *_rows_of_methods()]
     return "\n".join(lines) + "\n"
