@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rondo import algorithms
+from rondo.algorithms.entries import Entry
 
 ROOT = Path(__file__).parents[2]
 
@@ -15,12 +16,10 @@ def tables() -> dict[str, str]:
     more = {name: entry for name, entry in algorithms.TABLE.items() if not entry.core}
     short = "| name | what it does |\n|---|---|\n" + "".join(f"| `{n}` | {e.summary} |\n" for n, e in core.items())
     short += f"\nMore methods, which no claim rests on: {', '.join(f'`{name}`' for name in more)}.\n"
-    head = (
-        "| name | what it does | exact | linear | personal | up | down | whole tensors | paper |\n" + "|---" * 9 + "|\n"
-    )
+    head = "| name | what it does | properties | up | down | whole tensors | paper |\n" + "|---" * 7 + "|\n"
     rows = [
         "".join(
-            f"| {' | '.join([f'`{n}`', e.summary, *e.flags, e.up, e.down, e.whole, e.paper])} |\n"
+            f"| {' | '.join([f'`{n}`', e.summary, properties(e), e.up, e.down, e.whole, e.paper])} |\n"
             for n, e in part.items()
         )
         for part in (core, more)
@@ -29,6 +28,17 @@ def tables() -> dict[str, str]:
         "README.md": short,
         "docs/methods.md": f"{head}{rows[0]}\n**More methods**, which no claim rests on:\n\n{head}{rows[1]}",
     }
+
+
+def properties(entry: Entry) -> str:
+    """The properties that a method has, in a cell: narrower than a column for each."""
+    words = {
+        "exact": {"yes": "exact", "whole": "exact if whole"},
+        "linear": {"yes": "linear", "one rank": "linear at one rank"},
+        "personal": {"yes": "personal"},
+    }
+    had = [of.get(flag, "") for of, flag in zip(words.values(), entry.flags, strict=True)]
+    return ", ".join(filter(None, had)) or "-"
 
 
 def filled(page: str, table: str) -> str:
