@@ -179,8 +179,8 @@ class PrivacyConfig(Section):
     """The noise multiplier z: the noise in the sum has a standard deviation of z times ``clip``. At least 0.2, or 0 for
     none. ``rondo privacy plan`` finds it for an epsilon."""
     colluding: Annotated[int, Field(ge=0)] = 1
-    """Sites that may tell the server their noise, where sites add it: the noise of the others is enough. 0 holds
-    against the server alone."""
+    """Sites that may tell the server their noise, where sites add it: the noise of the others is enough. 1 holds
+    against the server with any one site, 0 against the server alone."""
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     """The delta of the guarantee; below 1 over the number of units."""
     budget: Annotated[float, Field(gt=0)] | None = None
