@@ -164,12 +164,12 @@ class TaskConfig(Section):
     response: Name | None = None
     """Column with the response (causal-lm) or the text to write (seq2seq-lm). The loss is on it only."""
     separator: str | None = None
-    """Text between the columns of the prompt, and between prompt and answer where no chat template says and one model
-    reads both. Left out, a blank line between columns and a newline before the response."""
+    """Text between the columns of the prompt, and between prompt and answer without a chat template. Left out, a blank
+    line between columns and a newline before the response."""
     messages: Name | None = None
     """Column with a conversation (causal-lm): a list of ``{"role", "content"}``, or of ShareGPT's ``{"from",
-    "value"}``, in JSON lines, Parquet, or a Hugging Face data set. A system prompt may come first, then user and
-    assistant take turns. The chat template renders it, and the loss is on the assistant's turns only."""
+    "value"}``. A system prompt may come first, then user and assistant take turns. The loss is on the assistant's
+    turns only."""
     choices: Name | Annotated[list[Name], Field(min_length=2)] | None = None
     """Column with a list of choices (multiple-choice), or with a text that ends in them, as in LLM-Adapters' sets
     (``Answer format: true/false``), or one column per choice, of which a row's last ones may be empty."""
@@ -188,7 +188,7 @@ class TaskConfig(Section):
     """Jinja file with the chat template (causal-lm, multiple-choice), in place of the tokenizer's own."""
     today: Annotated[str, BeforeValidator(_day), AfterValidator(_is_day)] | None = None
     """The date, such as 2026-11-25, that a chat template with today's date prints (causal-lm, multiple-choice). Left
-    out, the day on which the run starts; the run keeps it, so that its rows have the same text on every other day."""
+    out, the day on which the run starts, which the run keeps."""
     context: Name | None = None
     """Column with the text that holds the answers (question-answering)."""
     question: Name | None = None
@@ -201,8 +201,7 @@ class TaskConfig(Section):
     """Column with the characters of the context where the answers start (question-answering), if they are not in
     ``answers``."""
     unanswerable: bool = False
-    """Whether a question may have no answer (question-answering, as in SQuAD 2.0): a row without answers is then no bad
-    row, and a prediction may be empty."""
+    """Whether a question may have no answer (question-answering, as in SQuAD 2.0), and a prediction be empty."""
     stride: Annotated[int, Field(ge=0)] | None = None
     """Tokens that neighbouring windows of a long context share (question-answering); left out, a quarter of
     ``max_length``."""
@@ -225,8 +224,7 @@ class TaskConfig(Section):
     and all must have one size."""
     image_shape: Annotated[list[Positive], Field(min_length=3, max_length=3)] | None = None
     """Height, width and channels of the pictures (image-classification); left out, the first picture's. A picture of
-    another shape is a bad row. Two are exceptions: greyscale turns to colour if three channels are named, and a list of
-    so many numbers takes this shape."""
+    another shape is a bad row, but greyscale turns to colour, and a list of so many numbers takes this shape."""
     normalize: Normalization = "unit"
     """Range of the pixels (image-classification): ``"unit"`` is 0 to 1, ``"half"`` is -1 to 1, and the others subtract
     the mean and divide by the deviation that are published for a data set. Bytes are divided by 255 first. Floats are
