@@ -310,6 +310,7 @@ def test_axis_of_rounds_has_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> No
         "curve_of": "x",
         "primary": "x",
         "title": "x",
+        "on_test": True,
     }
     content = {"algorithms": ["fedit"], "runs": [{**run, "curve": curve}], "rounds": 2, "clients": 3, "seeds": [0]}
     comparisons.comparison(content)

@@ -23,10 +23,12 @@ from rondo.config import ConfigError, load
 from rondo.errors import RunStopped
 from rondo.records import durable
 from rondo.records.directory import to_toml
+from rondo.report.numbers import plus_minus
 from rondo.study import compare
 from rondo.study import pictures as comparisons
 from rondo.study.compare.numbers import Question, answers, only
-from rondo.study.compare.table import comparison_table
+from rondo.study.compare.table import comparison_table, score_name
+from rondo.study.compare.variants import references
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
 Invoke = Callable[..., tuple[int, str]]
@@ -75,7 +77,10 @@ def test_algorithms_share_the_partition(compared: compare.Comparison) -> None:
 
 
 def test_compared_run_equals_an_ordinary_run(compared: compare.Comparison, tiny: dict[str, Any]) -> None:
-    alone = rondo.run({**tiny, "seed": 3}, run_dir=compared.out.parent / "alone", device="cpu")
+    """One whose clients are scored too, since a method beside it is compared by its clients' scores."""
+    alone = rondo.run(
+        {**tiny, "seed": 3, "evaluation": {"clients_every": 1}}, run_dir=compared.out.parent / "alone", device="cpu"
+    )
     beside = compared.out / run_dir("fedit", 3)
     assert (beside / "config.toml").read_text() == (alone.run_dir / "config.toml").read_text()
     name = "adapter/adapter_model.safetensors"
@@ -92,13 +97,8 @@ def test_numbers_come_from_the_run_summaries(compared: compare.Comparison) -> No
         assert (run["bytes_up"], run["bytes_down"]) == (summary["bytes"]["up"], summary["bytes"]["down"])
         assert run["curve"][-1]["bytes"] == run["bytes_up"] + run["bytes_down"]
         assert run["curve"][-1]["score"] == run["score"]["score"]
-        if run["algorithm"] == "fedsa-lora":  # whose personal models are none before the first round
-            assert [p["round"] for p in run["curve"]] == [1, 2]
-            assert run["score"] == run["own_rows"]
-        else:
-            assert [p["round"] for p in run["curve"]] == [0, 1, 2]
-            assert run["curve"][0]["bytes"] == 0
-            assert run["score"] == run["test"]
+        assert [p["round"] for p in run["curve"]] == [1, 2]  # clients have no models before the first round
+        assert run["score"] == run["own_rows"]
 
 
 def test_mean_and_deviation_over_seeds(compared: compare.Comparison) -> None:
@@ -114,15 +114,64 @@ def test_mean_and_deviation_over_seeds(compared: compare.Comparison) -> None:
     assert compared.algorithms["fedsa-lora"]["own_rows"]["model"] == "personal"
 
 
-def test_personal_method_is_compared_by_its_personal_score(compared: compare.Comparison) -> None:
-    """The cold-start model that all clients begin with never learns."""
+def test_methods_beside_a_personal_one_are_compared_at_the_clients(compared: compare.Comparison) -> None:
+    """The cold-start model that all clients begin with never learns, so it is no score to compare by."""
     scores = [(n["score"]["model"], n["test"]["model"]) for n in compared.algorithms.values()]
     assert scores == [("global", "global"), ("personal", "cold start")]
-    content = read(compared.out / "comparison.json")
-    columns, rows = comparison_table(content).columns, comparison_table(content).rows
-    assert columns[2:5] == ("accuracy", "test accuracy", "at the clients")
-    assert [row[2] == row[4] for row in rows] == [False, True]
-    assert "personal" in rows[1][2]
+    table = comparison_table(read(compared.out / "comparison.json"))
+    assert table.columns[2:5] == ("test accuracy", "at the clients", "difference to fedit")
+    assert "personal" in table.rows[1][3]
+    assert "Differences are of accuracy on the clients' own rows, paired by seed" in table.notes[1]
+
+
+def test_methods_without_a_test_set_are_scored_in_the_same_rounds(tiny: dict[str, Any], tmp_path: Path) -> None:
+    """One dot each, labelled as a score on the test set, was all that the picture had."""
+    config = {**tiny, "data": {"source": tiny["data"]["source"]}}
+    comparison = rondo.compare(["fedit", "ffa-lora"], config, out=tmp_path / "out", device="cpu")
+    assert [[p["round"] for p in run["curve"]] for run in comparison.runs] == [[1, 2], [1, 2]]
+    assert score_name(vars(comparison)) == "accuracy on the clients' own rows"
+
+
+def test_differences_are_paired_by_seed(compared: compare.Comparison) -> None:
+    first, second = ([r["score"]["score"] for r in compared.runs if r["algorithm"] == name] for name in NAMES)
+    by_seed = [b - a for a, b in zip(first, second, strict=True)]
+    found = compared.algorithms["fedsa-lora"]["difference"]
+    assert compared.algorithms["fedit"]["difference"] is None
+    assert (found["to"], list(found["by_seed"])) == ("fedit", ["0", "3"])
+    assert list(found["by_seed"].values()) == by_seed
+    assert found["mean"] == pytest.approx(statistics.fmean(by_seed))
+    frame = compared.to_frame()
+    assert list(frame["difference"])[2:] == by_seed
+    assert set(frame["difference_to"].dropna()) == {"fedit"}
+
+
+def test_columns_are_those_that_are_named_in_their_order(compared: compare.Comparison) -> None:
+    content = read(compared.out / "comparison.json") | {"columns": ["bytes_up", "difference", "test"]}
+    assert comparison_table(content).columns == ("algorithm", "up", "difference to fedit", "test accuracy")
+    with pytest.raises(ConfigError, match="--columns: 'tset' is not a column"):
+        compare.question(1, None, None, None, ["tset"])
+
+
+@pytest.mark.parametrize(
+    ("against", "expected"),
+    [
+        (None, {"fedit alpha=0.1": "rolora alpha=0.1", "fedit alpha=1.0": "rolora alpha=1.0"}),
+        ("fedit", {"rolora alpha=0.1": "fedit alpha=0.1", "rolora alpha=1.0": "fedit alpha=1.0"}),
+        (
+            "rolora alpha=1.0",
+            dict.fromkeys(["rolora alpha=0.1", "fedit alpha=0.1", "fedit alpha=1.0"], "rolora alpha=1.0"),
+        ),
+    ],
+)
+def test_reference_has_the_same_varied_values(tiny: dict[str, Any], against: str | None, expected: Any) -> None:
+    variants = compare.plan(["rolora", "fedit"], tiny, vary={"partition.alpha": [0.1, 1.0]}, seeds=SEEDS)
+    assert references(variants, against) == expected
+
+
+def test_unknown_reference_is_refused_before_a_run(invoke: Invoke, tmp_path: Path) -> None:
+    code, output = invoke("compare", "fedit,rolora", "--against", "fedti", "--out", tmp_path / "out")
+    assert (code, (tmp_path / "out").exists()) == (2, False)
+    assert "--against: 'fedti' is not compared; name one of those that are, such as fedit" in output
 
 
 def test_frame_and_csv_have_a_row_per_run(compared: compare.Comparison) -> None:
@@ -262,7 +311,7 @@ def test_notebook_shows_the_comparison(compared: compare.Comparison) -> None:
     assert "<script>" not in html
     for name, stats in compared.algorithms.items():
         assert f'<td style="text-align:left">{name}</td>' in html
-        assert f"{stats['test']['mean']:.3f}" in html
+        assert plus_minus(stats["test"]["mean"], stats["test"]["sd"]) in html
 
 
 def test_value_is_told_where_all_runs_share_it(compared: compare.Comparison) -> None:

@@ -123,6 +123,9 @@ Device = Annotated[
     str,
     typer.Option(help="auto, cpu, cuda, cuda:1 or mps", autocompletion=one_of("auto", "cpu", "cuda", "mps")),
 ]
+Against = Annotated[
+    str | None, typer.Option(help="the method that differences, paired by seed, are to; default: the first")
+]
 Processes = Annotated[int, typer.Option(help="runs at a time, in so many processes")]
 ClientId = Annotated[str | None, typer.Option("--client", help="use this client's model; default: the global one")]
 

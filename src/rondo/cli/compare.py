@@ -12,8 +12,18 @@ from typing import Annotated, Any
 
 import typer
 
-from rondo.cli.app import Device, Processes, listed_methods, settings
+from rondo.cli.app import Against, Device, Processes, listed_methods, settings
 from rondo.cli.process import FAILED, quiet_libraries, repeated, stoppable, user_errors
+
+Columns = Annotated[
+    str | None, typer.Option(help="of the table, with commas: test,difference,p,bytes_up; default: all")
+]
+Out = Annotated[
+    str | None,
+    typer.Option(
+        help="where to write; default: runs/compare-TIME. Finished runs in it are kept, interrupted ones resumed"
+    ),
+]
 
 
 def compare(
@@ -47,12 +57,9 @@ def compare(
     last: Annotated[int, typer.Option(help="also the mean of so many last scores of each run")] = 1,
     target: Annotated[float | None, typer.Option(help="a score: also the rounds and bytes to reach it")] = None,
     at_mb: Annotated[float | None, typer.Option(help="also the score after so many MB of traffic")] = None,
-    out: Annotated[
-        str | None,
-        typer.Option(
-            help="where to write; default: runs/compare-TIME. Finished runs in it are kept, interrupted ones resumed"
-        ),
-    ] = None,
+    against: Against = None,
+    columns: Columns = None,
+    out: Out = None,
     device: Device = "auto",
     processes: Processes = 1,
 ) -> None:
@@ -62,7 +69,8 @@ def compare(
 
         axes, names = compare.varied(vary or []), _named(algorithms, every)
         variants = compare.plan(names, config, sets=sets or [], vary=axes, seeds=numbers(seeds))
-        comparison = _compared(variants, out, compare.question(last, target, at_mb), device, processes)
+        question = compare.question(last, target, at_mb, against, listed(columns))
+        comparison = _compared(variants, out, question, device, processes)
     if comparison.stopped:
         raise typer.Exit(FAILED)
 

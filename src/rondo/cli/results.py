@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rondo.cli.app import AllowChanged, AllowCode, ClientId, Device, one_of
+from rondo.cli.app import Against, AllowChanged, AllowCode, ClientId, Device, one_of
 from rondo.cli.process import FAILED, quiet_libraries, user_errors
 from rondo.errors import ConfigError, Problem, headed, visible
 
@@ -315,6 +315,8 @@ def _progress(count: int, of: int) -> None:
 def report(
     runs: Annotated[list[str], typer.Argument(metavar="RUNS...", help="run directories, or folders of some")],
     out: Annotated[str | None, typer.Option(help="the file to write; default: report.html")] = None,
+    title: Annotated[str | None, typer.Option(help="the page's title; default: the task and the data")] = None,
+    against: Against = None,
 ) -> None:
     """Show runs on one page: scores, clients, traffic, failures, differences. It needs no network."""
     with user_errors(), headed("rondo report"):
@@ -322,7 +324,7 @@ def report(
         from rondo.results.page import write
 
         file = out or "report.html"
-        size = write(runs, file)
+        size = write(runs, file, title=title, against=against)
         print(visible(f"wrote {file}, {human_bytes(size)}"))
 
 

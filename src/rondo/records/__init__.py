@@ -8,5 +8,6 @@
     durable       files that are complete or absent; private_file: those that their owner alone reads
     read          a run, or the runs in a folder, for people
     curve         a number after each round, and its mean over runs with the interval
+    paired        differences paired by seed: mean, 95 % interval, Holm's correction
     summary       the numbers at the end of a run
 """

@@ -57,6 +57,8 @@ def folders(paths: Sequence[str | Path]) -> list[tuple[Path, str | None]]:
             raise ConfigError.at(_KEY, f"{str(path)!r} {message}")
         comparison = _comparison(path)
         labels = {run.run_dir: run.algorithm for run in (*comparison.runs, *comparison.stopped)}
+        order = list(labels)
+        runs.sort(key=lambda run: order.index(run.name) if run.name in labels else len(order))
         found |= {run: labels.get(run.name, _arm(run.name)) for run in runs if run not in found}
     return list(found.items())
 

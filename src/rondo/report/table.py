@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -22,6 +23,9 @@ _LATEX = {
     "<": "$<$",
     ">": "$>$",
 }
+
+_MINUS = re.compile(r"(?<![\w.])-(?=\d)")
+"""A minus sign, which is no hyphen of a name and no exponent's."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ class Table:
 
         def line(cells: Sequence[str]) -> str:
             escaped = ("".join(_LATEX.get(letter, letter) for letter in " ".join(cell.split())) for cell in cells)
-            return " & ".join(escaped) + r" \\"
+            return " & ".join(_MINUS.sub("$-$", cell) for cell in escaped) + r" \\"
 
         lines = [f"% {' '.join(text.split())}" for text in (self.title, *self.notes)]
         lines += [rf"\begin{{tabular}}{{{''.join('rl'[self.is_word(i)] for i in range(len(self.columns)))}}}"]

@@ -11,17 +11,18 @@ from rondo.records.read import claims, folders, read, stopped
 from rondo.report.page.document import MARK, page
 
 
-def html(paths: Sequence[str | Path]) -> str:
-    """The page of the runs at ``paths``: run directories, or folders of some.
+def html(paths: Sequence[str | Path], *, title: str | None = None, against: str | None = None) -> str:
+    """The page of the runs at ``paths``: run directories, or folders of some. ``title``, ``against``: of
+    :func:`rondo.report.page.document.page`.
 
     Raises :class:`ConfigError` for a path without a run, and for a file that is not as a run writes it.
     """
     found = folders(paths)
     runs = [read(path, label) for path, label in found]
-    return page(runs, claims([path for path, _ in found]), stopped(paths))
+    return page(runs, claims([path for path, _ in found]), stopped(paths), title=title, against=against)
 
 
-def write(paths: Sequence[str | Path], out: str | Path) -> int:
+def write(paths: Sequence[str | Path], out: str | Path, *, title: str | None = None, against: str | None = None) -> int:
     """Write the page to the file ``out``; return its bytes. An earlier page there is replaced, and no other file.
 
     Raises :class:`ConfigError` as :func:`html` does, and where the file cannot be written.
@@ -30,7 +31,7 @@ def write(paths: Sequence[str | Path], out: str | Path) -> int:
     if out.is_dir() or (out.exists() and not _is_page(out)):
         message = f"{str(out)!r} is there and is no page of runs; name another file"
         raise ConfigError.at("--out", message, "rondo report")
-    content = html(paths).encode()
+    content = html(paths, title=title, against=against).encode()
     try:
         durable.write(out, content)
     except OSError as error:

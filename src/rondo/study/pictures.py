@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 
 from rondo.records.student import interval
 from rondo.report import drawing
+from rondo.report.styles import styles
+from rondo.study.compare.table import score_name
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's palette, which colour-blind readers can tell apart. Its yellow is left out: too pale for a line."""
@@ -21,13 +23,14 @@ frugal algorithms would be a single upright line."""
 
 def comparison(content: Mapping[str, Any], form: drawing.Form = "png") -> bytes:
     """Draw the score over rounds and over bytes, one line per algorithm: the mean over seeds, with its 95 % interval as
-    a band. A personal method has the score of its personal models. Bytes that are a secret have no line, and where all
+    a band. Bytes that are a secret have no line, and where all
     are, there are rounds alone. ``content``: as in ``comparison.json``."""
     totals = [r["curve"][-1]["bytes"] for r in content["runs"] if r["curve"] and r["curve"][-1]["bytes"] is not None]
     figure, panels = drawing.canvas(12, 5, panels=2) if totals else drawing.canvas(7, 5)
     left, right = panels if totals else (panels, None)
     drawn, lines = [p["score"] for r in content["runs"] for p in r["curve"]], []
-    for i, name in enumerate(content["algorithms"]):
+    numbers = styles(content["algorithms"])
+    for name in content["algorithms"]:
         runs = [r for r in content["runs"] if r["algorithm"] == name]
         # Seeds are scored after the same rounds, so their points match by position.
         columns = list(zip(*(r["curve"] for r in runs), strict=False))
@@ -35,7 +38,7 @@ def comparison(content: Mapping[str, Any], form: drawing.Form = "png") -> bytes:
             continue
         scores = [[p["score"] for p in column] for column in columns]
         means = [sum(s) / len(s) for s in scores]
-        style, label = _style(i), drawing.label(name) + _whose(runs[0])
+        style, label = _style(numbers[name]), drawing.label(name) + _whose(runs[0])
         rounds = [column[0]["round"] for column in columns]
         places = [(left, rounds)]
         if right is not None and columns[-1][0]["bytes"] is not None:
@@ -45,7 +48,7 @@ def comparison(content: Mapping[str, Any], form: drawing.Form = "png") -> bytes:
             (line,) = axes.plot(x, means, label=label, **style)
         lines.append((means[-1], line))
     _scale(left, content, drawn)
-    left.set_ylabel(_score_name(content["runs"]))
+    left.set_ylabel(drawing.shown(score_name(content)))
     drawing.over_rounds(left)
     if right is not None:
         _over_megabytes(right, totals, "by all clients, first contact included")
@@ -71,7 +74,8 @@ def varied(content: Mapping[str, Any]) -> bytes | None:
         rest = [f"{k.rpartition('.')[2]}={v}" for k, v in run["values"].items() if k != key]
         by_line.setdefault(" ".join([run["method"], *rest]), []).append(run)
     drawn, lines = [run["curve"][-1]["score"] for runs in by_line.values() for run in runs], []
-    for i, (name, runs) in enumerate(by_line.items()):
+    numbers = styles(by_line)
+    for name, runs in by_line.items():
         finals = {
             place: [run["curve"][-1]["score"] for run in runs if run["values"].get(key, place) == place]
             for place in places
@@ -79,7 +83,7 @@ def varied(content: Mapping[str, Any]) -> bytes | None:
         finals = {place: scores for place, scores in finals.items() if scores}
         means = [sum(scores) / len(scores) for scores in finals.values()]
         has_key = key in runs[0]["values"]
-        style = _style(i) | ({} if has_key else {"marker": "", "ls": _DASHES[1]})
+        style = _style(numbers[name]) | ({} if has_key else {"marker": "", "ls": _DASHES[1]})
         if has_key:
             _band(axes, list(finals), list(finals.values()), style["color"], positive=_are_measures(content))
         (line,) = axes.plot(list(finals), means, label=drawing.label(name) + _whose(runs[0]), **style)
@@ -92,7 +96,7 @@ def varied(content: Mapping[str, Any]) -> bytes | None:
         axes.xaxis.set_minor_locator(ticker.NullLocator())
     axes.set_xticks(places, [f"{place:g}" for place in places])
     axes.set_xlabel(key)
-    axes.set_ylabel(f"final {_score_name(content['runs'])}")
+    axes.set_ylabel(drawing.shown(f"final {score_name(content)}"))
     axes.set_title(_shared_settings(content), loc="left")
     axes.grid(alpha=0.25, lw=0.5)
     _legend(figure, lines)
@@ -131,16 +135,16 @@ def bands(
     panels = 1 + over_bytes(lines)
     figure, _ = drawing.canvas(4 + 4 * panels, 4.5, panels)
     left, *right = figure.axes
-    drawn = []
-    for i, (name, points) in enumerate(lines.items()):
+    drawn, numbers = [], styles(lines)
+    for name, points in lines.items():
         *places, values, low, high = zip(*points, strict=True)
-        style = _style(i) | {"marker": "o" if len(points) == 1 else ""}
+        style = _style(numbers[name]) | {"marker": "o" if len(points) == 1 else ""}
         for axes, x in zip(figure.axes, places, strict=False):
             axes.fill_between(x, low, high, color=style["color"], alpha=0.12, lw=0)
             (line,) = axes.plot(x, values, label=drawing.label(name), **style)
         drawn.append((values[-1], line))
     for name, limit in limits:
-        colour = _style([*lines].index(name))["color"]
+        colour = _style(numbers[name])["color"]
         left.plot(*zip(*limit, strict=True), color=colour, ls="--", lw=0.9)
     drawing.over_rounds(left)
     for axes in right:
@@ -155,9 +159,11 @@ def bands(
 def _points(points: Mapping[str, tuple[int, float, float, float, float]], score: str) -> bytes:
     """Draw one value with its ends for each name, from the top."""
     figure, axes = drawing.canvas(8, 1 + 0.22 * len(points))
-    for place, (*_, value, low, high) in enumerate(points.values()):
-        axes.plot([low, high], [place, place], color=_style(0)["color"], lw=1.2)
-        axes.plot([value], [place], "o", color=_style(0)["color"], ms=4)
+    numbers = styles(points)
+    for place, (name, (*_, value, low, high)) in enumerate(points.items()):
+        colour = _style(numbers[name])["color"]
+        axes.plot([low, high], [place, place], color=colour, lw=1.2)
+        axes.plot([value], [place], "o", color=colour, ms=4)
     axes.set_yticks(range(len(points)), [drawing.label(name) for name in points])
     axes.invert_yaxis()
     axes.set_xlabel(drawing.shown(score))
@@ -186,7 +192,8 @@ def _scale(axes: Any, content: Mapping[str, Any], drawn: Sequence[float]) -> Non
         drawing.plain_ticks(axes.yaxis)
     elif len(set(drawn)) > 1:
         low, high = min(drawn), max(drawn)
-        axes.set_ylim(low - 0.06 * (high - low), high + 0.06 * (high - low))
+        room, inside = 0.06 * (high - low), low >= 0 and high <= 1
+        axes.set_ylim(*((max(0, low - room), min(1, high + room)) if inside else (low - room, high + room)))
 
 
 def _over_megabytes(axes: Any, totals: Sequence[float], whose: str) -> None:
@@ -207,16 +214,6 @@ def _whose(run: Mapping[str, Any]) -> str:
     """The model that a run's curve is of, unless it is the global one."""
     model = (run["score"] or {"model": "global"})["model"]
     return "" if model == "global" or run["curve_of"] != run["primary"] else f" ({model})"
-
-
-def _score_name(runs: Sequence[Mapping[str, Any]]) -> str:
-    """The name of the score that curves are of."""
-    if runs[0]["curve_of"] != runs[0]["primary"]:
-        return drawing.shown(runs[0]["curve_of"].replace("_", " "))
-    title = drawing.shown(runs[0]["title"])
-    if any(run["score"] and run["score"]["model"] == "personal" for run in runs):
-        return f"{title} on the test set; of personal models on own rows"
-    return f"{'test' if any(r['test'] for r in runs) else 'own rows'} {title}"
 
 
 def _shared_settings(content: Mapping[str, Any]) -> str:

@@ -52,8 +52,8 @@ def test_page_of_a_comparison_has_every_section() -> None:
     runs[0].summary["samples"].append(sample)  # type: ignore[attr-defined]
     text = page([*runs, recorded("d", private=True)], [CLAIM], [("x, seed 0", "diverged")])
     assert headings(text) == [
-        "Results", "Claims of papers", "Scores", "Clients", "Rows of each client", "Aggregation", "Traffic", "Failures",
-        "Privacy", "Configuration", "Sample answers", "Runs",
+        "Results", "Claims of papers", "Scores", "Clients", "Rows of each client", "Traffic", "Failures", "Privacy",
+        "Configuration", "For researchers", "Sample answers", "Runs",
     ]  # fmt: skip
     for shown in ("0.04 [0.03, 0.05]", "diverged", "say", "loss not finite: 6", "<mark>rolora</mark>"):
         assert shown in text

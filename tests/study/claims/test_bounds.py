@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from rondo.cli import app
 from rondo.errors import ConfigError
 from rondo.records.curve import Curve
+from rondo.records.paired import Paired
 from rondo.study.claims import entry as entries
 from rondo.study.claims.findings import findings
-from rondo.study.claims.paired import Paired
 from rondo.study.claims.trials import Trials
 from rondo.study.claims.verdict import Odds, Verdict, beyond, judge_mean, judge_runs, outside
 from small_entries import ENTRY, LINEAR, TRAIN, decided, page, written

@@ -12,9 +12,9 @@ import pytest
 
 from made_up_runs import CONFIG, PRIVATE, entry, made, write
 from rondo.records.curve import Curve
+from rondo.records.paired import Paired
 from rondo.study.claims import page
 from rondo.study.claims.findings import findings
-from rondo.study.claims.paired import Paired
 from rondo.study.claims.trials import Trials
 from rondo.study.runs import Trial, place
 from rondo.study.score import Score

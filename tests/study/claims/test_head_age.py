@@ -13,7 +13,7 @@ import pytest
 
 from rondo.algorithm import Round
 from rondo.privacy.sums.sum import sample
-from rondo.study.claims.paired import Paired
+from rondo.records.paired import Paired
 from site_scripts import RESULTS, site
 
 

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, TypeAlias
 
+from rondo.config import task_kinds as tasks
 from rondo.records.curve import Spread, points
 from rondo.records.recorded import Recorded
+from rondo.report.numbers import number, plus_minus
 from rondo.report.page.groups import Group
 from rondo.report.page.markup import compact, finite
+from rondo.report.table import Table
 
 Points: TypeAlias = Mapping[int, float]
 """Values by the number of rounds done."""
@@ -36,6 +39,12 @@ class Line:
         ends = (low, high) if any(end is not None for end in low) else ((), ())
         return Line(label, style, x, [spread.mean for spread in spreads], *ends)
 
+    @property
+    def end(self) -> str:
+        """The last value, with half of its interval."""
+        half = self.high[-1] - self.y[-1] if self.high and self.high[-1] is not None else None
+        return plus_minus(self.y[-1], half)
+
     def content(self) -> dict[str, Any]:
         intervals = {"low": list(map(compact, self.low)), "high": list(map(compact, self.high))} if self.low else {}
         x, y = list(map(compact, self.x)), list(map(compact, self.y))
@@ -45,33 +54,52 @@ class Line:
 @dataclass(frozen=True)
 class Chart:
     """A chart. ``form``: lines, or bars that stand on one another. ``names``: of bars, the name of each place on the
-    x axis."""
+    x axis. ``share``: whether the best value is 1, where the y axis then ends."""
 
     title: str
     x: str
     y: str
     lines: Sequence[Line]
     log: bool = False
+    share: bool = False
     form: str = "lines"
     names: Sequence[str] = ()
     note: str = ""
 
+    @property
+    def is_dots(self) -> bool:
+        """Whether every line is a single dot."""
+        return self.form == "lines" and all(len(line.x) == 1 for line in self.lines)
+
+    def table(self) -> Table:
+        """The dots as a table."""
+        notes = [self.note] if self.note else []
+        title = ". ".join([self.title, *notes]).replace("..", ".")
+        rows = [[line.label, number(line.x[0]), line.end] for line in self.lines]
+        return Table(title, ("method", self.x, self.y), rows)
+
     def content(self) -> dict[str, Any]:
         lines = [line.content() for line in self.lines]
         names = {"names": list(self.names)} if self.names else {}
-        log = {"log": True} if self.log else {}
-        return {"title": self.title, "x": self.x, "y": self.y, "form": self.form, "lines": lines, **names, **log}
+        marks = {key: True for key in ("log", "share") if getattr(self, key)}
+        return {"title": self.title, "x": self.x, "y": self.y, "form": self.form, "lines": lines, **names, **marks}
 
 
 @dataclass(frozen=True)
 class Score:
     """A number that runs have after some of their rounds. ``points``: those of one run, from before the first round
-    on. ``family``: the heading that it is listed under."""
+    on. ``family``: the heading that it is listed under. ``share``: whether its best value is 1."""
 
     family: str
     name: str
     points: Callable[[Recorded], Points] = field(repr=False)
     log: bool = False
+    share: bool = False
+
+
+def is_share(metric: str) -> bool:
+    """Whether the best value of a metric is 1."""
+    return metric.startswith("f1 of ") or any(kind.metrics.get(metric, False) for kind in tasks.TABLE.values())
 
 
 def over_seeds(group: Group, score: Score) -> dict[int, Spread]:
@@ -90,11 +118,11 @@ def last(group: Group, score: Score) -> Spread | None:
 
 def lines_of(groups: Sequence[Group], score: Score) -> Iterator[Line]:
     """A line over rounds per group that has the score."""
-    for style, group in enumerate(groups):
+    for group in groups:
         spreads = over_seeds(group, score)
         if not spreads:
             continue
-        yield Line.of(group.label, style, list(spreads), list(spreads.values()))
+        yield Line.of(group.label, group.style, list(spreads), list(spreads.values()))
 
 
 def unit(most: float) -> tuple[str, float]:
@@ -103,15 +131,22 @@ def unit(most: float) -> tuple[str, float]:
 
 
 def axes(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """The axes under scores: the name of each, and for each group its place after 0, 1, 2 ... rounds, the mean over
-    seeds. Only rounds where a group's traffic is a secret."""
-    found = {"rounds": [list(_places(group, lambda record: 1.0)) for group in groups]}
+    """The axes under scores: the name of each, and the place of each group, by its style, after 0, 1, 2 ... rounds, the
+    mean over seeds. Only rounds where a group's traffic is a secret."""
+
+    def places(part: Callable[[Mapping[str, Any]], float]) -> dict[int, list[float]]:
+        return {group.style: list(_places(group, part)) for group in groups}
+
+    found = {"rounds": places(lambda record: 1.0)}
     if not any(group.secret_turnout for group in groups):
-        sent = [list(_places(group, lambda record: record["bytes_up"] + record["bytes_down"])) for group in groups]
-        name, size = unit(max(max(places) for places in sent))
-        found[f"{name} up and down, all clients"] = [[place / size for place in places] for places in sent]
-        found["seconds"] = [list(_places(group, lambda record: float(record["seconds"]))) for group in groups]
-    return [{"name": name, "places": [list(map(compact, of)) for of in places]} for name, places in found.items()]
+        sent = places(lambda record: record["bytes_up"] + record["bytes_down"])
+        name, size = unit(max(max(of) for of in sent.values()))
+        found[f"{name} up and down, all clients"] = {style: [p / size for p in of] for style, of in sent.items()}
+        found["seconds"] = places(lambda record: float(record["seconds"]))
+    return [
+        {"name": name, "places": {style: list(map(compact, of)) for style, of in by_style.items()}}
+        for name, by_style in found.items()
+    ]
 
 
 def _places(group: Group, part: Callable[[Mapping[str, Any]], float]) -> Iterator[float]:

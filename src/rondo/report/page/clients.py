@@ -10,9 +10,10 @@ from typing import Any
 
 from rondo.records.curve import OWN_KINDS, Spread
 from rondo.records.recorded import Recorded
-from rondo.report.page.charts import Chart, Line
+from rondo.report.numbers import number, share_interval
+from rondo.report.page.charts import Chart, Line, is_share
 from rondo.report.page.groups import Group
-from rondo.report.page.markup import finite, number
+from rondo.report.page.markup import finite
 from rondo.report.table import Table
 
 _POINTS, _ROWS, _BARS = 200, 60, 200
@@ -23,20 +24,22 @@ _LABELS, _PARTITIONS = 14, 3
 
 def client_charts(groups: Sequence[Group]) -> Iterator[Chart]:
     """The primary score of each client from the worst to the best, a line per group."""
-    lines, title = [], ""
-    for style, group in enumerate(groups):
+    lines, title, primary = [], "", ""
+    for group in groups:
         curves = [_from_worst(run, of_run.values()) for run in group.runs if (of_run := final_scores(run))]
         if not curves:
             continue
-        title = title or _title(group.runs[0])
+        title, primary = title or _title(group.runs[0]), group.runs[0].primary or ""
         count = min(_POINTS, max(map(len, curves)))
+        if count == 1:  # the table has the one client
+            continue
         columns = list(zip(*(_resampled(curve, count) for curve in curves), strict=True))
         places = [100 * (i + 1) / count for i in range(count)]
-        lines.append(Line.of(group.label, style, places, list(map(Spread.of, columns))))
+        lines.append(Line.of(group.label, group.style, places, list(map(Spread.of, columns))))
     if lines:
         axis = "clients in %, in the order of their scores"
         note = "On the left: the worst tenth of the clients."
-        yield Chart(f"{title} of each client's model", axis, title, lines, note=note)
+        yield Chart(f"{title} of each client's model", axis, title, lines, share=is_share(primary), note=note)
 
 
 def _from_worst(run: Recorded, values: Iterable[float]) -> list[float]:
@@ -50,12 +53,21 @@ def _resampled(values: Sequence[float], count: int) -> list[float]:
 
 def final_scores(run: Recorded) -> dict[str, float]:
     """The primary score of each client's model after the last round that has them, by client."""
+    values = {name: finite(own.get(run.primary or "")) for name, own in _per_client(run).items()}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def scored_rows(run: Recorded) -> dict[str, int]:
+    """The number of rows that each client's score is of."""
+    return {name: own["examples"] for name, own in _per_client(run).items() if isinstance(own.get("examples"), int)}
+
+
+def _per_client(run: Recorded) -> Mapping[str, Mapping[str, Any]]:
     for record in reversed(run.rounds):
         for kind in OWN_KINDS:
             of_clients = record["scores"].get(kind, {}).get("per_client")
             if isinstance(of_clients, Mapping):
-                values = {name: own.get(run.primary) for name, own in of_clients.items() if isinstance(own, Mapping)}
-                return {name: number for name, value in values.items() if (number := finite(value)) is not None}
+                return {name: own for name, own in of_clients.items() if isinstance(own, Mapping)}
     return {}
 
 
@@ -76,14 +88,38 @@ def clients_table(groups: Sequence[Group]) -> Table | None:
     first = next(values for values in of_group if values)
     sign = 1 if groups[0].runs[0].higher_is_better else -1
     ordered = sorted(names, key=lambda name: (sign * first[name] if name in first else float("inf"), name))
-    rows_of = groups[0].runs[0].partition.get("clients", {})
+    shown = groups[0].runs[0]
+    rows_of, asked = shown.partition.get("clients", {}), _asked(groups)
+    share = shown.primary == "accuracy"
+
+    def cell(name: str, value: float | None) -> str:
+        if value is None or not share or not asked.get(name):
+            return number(value)
+        return f"{value:.2f} [{', '.join(f'{end:.2f}' for end in share_interval(value, asked[name]))}]"
+
     rows = [
-        [name, number(rows_of.get(name, {}).get("train")), *(number(values.get(name)) for values in of_group)]
+        [
+            name,
+            number(rows_of.get(name, {}).get("train")),
+            number(asked.get(name)),
+            *(cell(name, values.get(name)) for values in of_group),
+        ]
         for name in ordered[:_ROWS]
     ]
+    means = ", means over seeds" if any(len(group.runs) > 1 for group in groups) else ""
     more = f"; the {_ROWS} worst of {len(ordered)}" if len(ordered) > _ROWS else ""
-    title = f"{_title(groups[0].runs[0])} of each client's model, means over seeds, the worst first{more}"
-    return Table(title, ("client", "training rows", *(group.label for group in groups)), rows)
+    why = ". In brackets: the 95 % interval that so few scored rows leave (Wilson)" if share else ""
+    title = f"{_title(shown)} of each client's model{means}, the worst first{more}{why}"
+    return Table(title, ("client", "training rows", "scored rows", *(group.label for group in groups)), rows)
+
+
+def _asked(groups: Sequence[Group]) -> dict[str, int]:
+    """The scored rows of each client, the fewest of all runs."""
+    found: dict[str, int] = {}
+    for run in (run for group in groups for run in group.runs):
+        for name, rows in scored_rows(run).items():
+            found[name] = min(rows, found.get(name, rows))
+    return found
 
 
 def partitions(groups: Sequence[Group]) -> Iterator[Chart]:

@@ -14,7 +14,9 @@ from importlib.resources import files
 
 import jinja2
 
+from rondo.errors import ConfigError
 from rondo.records.recorded import Claim, Recorded
+from rondo.report.page import lead as heads
 from rondo.report.page.groups import Group, grouped
 from rondo.report.page.markup import script_json
 from rondo.report.page.sections import build
@@ -34,19 +36,25 @@ def page(
     runs: Sequence[Recorded],
     claims: Sequence[Claim] = (),
     stopped: Sequence[tuple[str, str]] = (),
+    *,
+    title: str | None = None,
+    against: str | None = None,
 ) -> str:
     """The page of ``runs``, as HTML.
 
     ``claims``: what papers claim of these runs.
     ``stopped``: runs of a comparison that could not be finished, and the reason of each.
+    ``title``: the page's; by default the task and the data.
+    ``against``: the name on the page of the runs that the differences of the others are to; by default the first.
+
+    Raises :class:`ConfigError` if there are no such runs.
     """
     groups = grouped(runs)
-    built = build(groups, claims, stopped)
-    labels = [group.label for group in groups]
+    built = build(groups, claims, stopped, _reference(groups, against))
     text = _template().render(
-        heading=", ".join(labels[:4]) + (f" and {len(labels) - 4} more" if len(labels) > 4 else ""),
-        lead=_lead(groups),
-        labels=labels,
+        heading=heads.title(groups) if title is None else title,
+        lead=heads.lead(groups),
+        groups=groups,
         sections=built.sections,
         data=script_json(built.data),
         script=_script(),
@@ -54,6 +62,14 @@ def page(
         mark=MARK,
     )
     return text.translate(_NONE).encode("utf-8", "replace").decode("utf-8") + "\n"
+
+
+def _reference(groups: Sequence[Group], against: str | None) -> Group:
+    found = next((group for group in groups if against in (None, group.label)), None)
+    if found is None:
+        names = ", ".join(group.label for group in groups)
+        raise ConfigError.at("--against", f"{against!r} is not on the page; name one of: {names}")
+    return found
 
 
 _NONE = dict.fromkeys((*range(9), 11, 12, *range(14, 32), 127), "\N{REPLACEMENT CHARACTER}")
@@ -94,26 +110,3 @@ def _uplot(name: str) -> str:
 
 def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _lead(groups: Sequence[Group]) -> str:
-    """The sizes of the runs in a sentence."""
-    runs = [run for group in groups for run in group.runs]
-    rounds = {run.planned for run in runs}
-    clients = {len(run.partition["clients"]) for run in runs if run.partition.get("clients")}
-    seeds = {run.seed for run in runs}
-    unfinished = sum(run.summary is None for run in runs)
-    parts = [_count(len(runs), "run"), _span(rounds, "round")]
-    parts += [_span(clients, "client")] if clients else []
-    parts += [_count(len(seeds), "seed")]
-    text = f"{', '.join(parts)}."
-    return f"{text} {_count(unfinished, 'run')} not finished." if unfinished else text
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
-
-
-def _span(numbers: set[int], word: str) -> str:
-    low, high = min(numbers), max(numbers)
-    return _count(high, word) if low == high else f"{low} to {high} {word}s"

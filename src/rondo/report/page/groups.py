@@ -11,6 +11,7 @@ from typing import Any
 
 from rondo.records.recorded import Recorded
 from rondo.report.page.markup import flat
+from rondo.report.styles import styles
 
 _BESIDE = ("seed", "simulation.engine", "simulation.workers")
 """Keys that no group differs by: the seed, and where clients train, which changes no bit."""
@@ -20,9 +21,11 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one configuration, by seed. ``keys``: the configuration, by key path."""
+    """Runs of one configuration, by seed. ``style``: the number of its colour and dash. ``keys``: the configuration, by
+    key path."""
 
     label: str
+    style: int
     runs: Sequence[Recorded]
     keys: Mapping[str, Any]
 
@@ -60,7 +63,8 @@ def grouped(runs: Sequence[Recorded]) -> list[Group]:
         members.setdefault(json.dumps([run.label, _keys(run)], sort_keys=True), []).append(run)
     several = [sorted(group, key=lambda run: (run.seed, run.name)) for group in members.values()]
     labels = _labels(several)
-    return [Group(label, group, _keys(group[0])) for label, group in zip(labels, several, strict=True)]
+    numbers = styles(labels)
+    return [Group(label, numbers[label], of, _keys(of[0])) for label, of in zip(labels, several, strict=True)]
 
 
 def differences(groups: Sequence[Group]) -> list[Difference]:

@@ -1,4 +1,4 @@
-"""Numbers as a page shows them, and as its script reads them."""
+"""What a page's script reads: JSON, finite numbers, and nested keys by their paths."""
 
 from __future__ import annotations
 
@@ -13,24 +13,6 @@ def script_json(content: Any) -> str:
     of JavaScript. The separators are short, numbers that are not finite are null."""
     text = json.dumps(content, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def number(value: Any) -> str:
-    """Four digits that count; "-" without a value."""
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return "-"
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
-    if isinstance(value, int):
-        return f"{value:,}".replace(",", "\N{THIN SPACE}") if abs(value) >= 10_000 else str(value)
-    return f"{value:.4g}" if 1e-4 <= abs(value) < 1e5 or value == 0 else f"{value:.2e}"
-
-
-def interval(mean: float | None, half: float | None) -> str:
-    """A mean, and half its 95 % interval where there is one."""
-    if mean is None:
-        return "-"
-    return number(mean) if half is None else f"{number(mean)} ± {float(f'{half:.2g}'):g}"
 
 
 def finite(value: Any) -> float | None:

@@ -82,13 +82,14 @@
     return { columns: [xs, ...columns], series: [{}, ...series] };
   };
 
-  // Intervals of few seeds can reach beyond what a share can be: the axis of shares ends at 0 and 1.
+  // The axis of shares, such as the accuracy, ends at 1. Intervals of few seeds can reach beyond what a share can be.
   const within = (chart) => {
-    const shares = chart.lines.every((line) => line.y.every((y) => y >= 0 && y <= 1));
+    const values = chart.lines.flatMap((line) => line.y);
+    const share = chart.share && values.every((y) => y <= 1), positive = share && values.every((y) => y >= 0);
     return (u, low, high) => {
       if (low === 0 && high === 0) return [0, 1];
       const [bottom, top] = uPlot.rangeNum(low, high, 0.1, true);
-      return shares ? [Math.max(0, bottom), low >= 0 && high <= 1 ? top : Math.min(1.02, top)] : [bottom, top];
+      return [positive ? Math.max(0, bottom) : bottom, share ? 1 : top];
     };
   };
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rondo.records.curve import FINE_TUNED_KINDS, OWN_KINDS, TEST_KINDS, score
 from rondo.records.recorded import Recorded
-from rondo.report.page.charts import Score, of_records
+from rondo.report.page.charts import Score, is_share, of_records
 from rondo.report.page.groups import Group
 
 _TEST, _OWN, _TUNED = "test set", "clients' own rows", "clients' own rows, after fine-tuning"
@@ -49,18 +49,20 @@ def primary_of(found: Sequence[Score], family: str) -> Score | None:
 
 def _on_tests(runs: Sequence[Recorded]) -> Iterator[Score]:
     for metric in _metrics(runs, TEST_KINDS):
-        yield Score(_TEST, _title(runs, metric), of_records(_reading(TEST_KINDS, metric)))
+        yield Score(_TEST, _title(runs, metric), of_records(_reading(TEST_KINDS, metric)), share=is_share(metric))
     more = {name for run in runs for record in run.rounds for name in record["scores"].get("more_tests", {})}
     for name in sorted(more):
         for metric in _metrics(runs, TEST_KINDS):
-            yield Score(f"test set {name}", _title(runs, metric), of_records(_of_more(name, metric)))
+            points = of_records(_of_more(name, metric))
+            yield Score(f"test set {name}", _title(runs, metric), points, share=is_share(metric))
 
 
 def _at_clients(runs: Sequence[Recorded]) -> Iterator[Score]:
     for family, kinds in ((_OWN, OWN_KINDS), (_TUNED, FINE_TUNED_KINDS)):
         for metric in _metrics(runs, kinds):
             for part, said in _AT_CLIENTS.items():
-                score = Score(family, f"{_title(runs, metric)}, {said}", of_records(_reading(kinds, metric, part)))
+                points = of_records(_reading(kinds, metric, part))
+                score = Score(family, f"{_title(runs, metric)}, {said}", points, share=is_share(metric))
                 if any(score.points(run) for run in runs):
                     yield score
 

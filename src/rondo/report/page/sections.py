@@ -18,17 +18,33 @@ from rondo.report.table import Table
 
 _CODE, _MARK = Markup("<code>{}</code>"), Markup("<mark>{}</mark>")
 _DIAGNOSTICS = {
-    "interference": "Interference: share of the mean update that aggregation loses or adds",
-    "truncation_error": "Truncation error: share that has no room in the rank",
-    "drift_A": "Drift of A in a round",
-    "drift_B": "Drift of B in a round",
-    "drift_whole": "Drift of whole tensors in a round",
-    "angle_A": "Turn of A's space (sine)",
-    "angle_B": "Turn of B's space (sine)",
-    "alignment_mean": "Alignment of clients with the global update (cosine, mean)",
-    "stable_rank": "Stable rank of all that was learned",
-    "update_stable_rank": "Stable rank of a round's update",
+    "interference": (
+        "Interference: share of the mean update that aggregation loses or adds",
+        "0: the server's model is exactly the mean of the clients' models.",
+    ),
+    "truncation_error": (
+        "Truncation error: share that has no room in the rank",
+        "0: all that was learned fits into the rank; a larger rank helps if it grows.",
+    ),
+    "drift_A": ("Drift of A in a round", "How far factor A moves in a round, relative to its size."),
+    "drift_B": ("Drift of B in a round", "How far factor B moves in a round, relative to its size."),
+    "drift_whole": (
+        "Drift of whole tensors in a round",
+        "How far tensors without factors, such as the head, move in a round, relative to their size.",
+    ),
+    "angle_A": ("Turn of A's space (sine)", "0: A's space stays, and only its coordinates change."),
+    "angle_B": ("Turn of B's space (sine)", "0: B's space stays, and only its coordinates change."),
+    "alignment_mean": (
+        "Alignment of clients with the global update (cosine, mean)",
+        "1: all clients pull in one direction; near 0 they pull in different ones.",
+    ),
+    "stable_rank": (
+        "Stable rank of all that was learned",
+        "About how many directions the learned change uses, of the rank that it may use.",
+    ),
+    "update_stable_rank": ("Stable rank of a round's update", "The same of what one round adds."),
 }
+"""The title of each diagnostic, and a sentence on how to read it."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +67,15 @@ class Choice:
     several: bool
 
 
-Part: TypeAlias = "Figure | Sequence[Figure] | Table | Choice | str"
+@dataclass(frozen=True)
+class Fold:
+    """Parts that open by a click on ``words``."""
+
+    words: str
+    inside: Sequence[Part]
+
+
+Part: TypeAlias = "Figure | Sequence[Figure] | Table | Choice | Fold | str"
 
 
 @dataclass(frozen=True)
@@ -75,58 +99,84 @@ class Page:
         if there := [part for part in parts if part is not None and part != []]:
             self.sections.append(Section(anchor, heading, there))
 
-    def figures(self, charts: Iterable[Chart]) -> list[Figure]:
-        """The places of charts."""
-        made = []
+    def figures(self, charts: Iterable[Chart]) -> list[Figure | Table]:
+        """The places of charts; a table in place of a chart whose lines are single dots."""
+        made = list[Figure | Table]()
         for chart in charts:
+            if chart.is_dots:
+                made.append(chart.table())
+                continue
             key = chart.lines if chart.form == "bars" and len(chart.lines) > 1 else ()
             made.append(Figure(chart.title, str(len(self.data["charts"])), chart.note, key))
             self.data["charts"].append(chart.content())
         return made
 
 
-def build(groups: Sequence[Group], claims: Sequence[Claim], stopped: Sequence[tuple[str, str]]) -> Page:
-    """All sections. ``stopped``: runs of a comparison that could not be finished, with the reasons."""
+def build(
+    groups: Sequence[Group], claims: Sequence[Claim], stopped: Sequence[tuple[str, str]], reference: Group
+) -> Page:
+    """All sections. ``stopped``: runs of a comparison that could not be finished, with the reasons. ``reference``: the
+    group that differences are to."""
     page, all_scores = Page(), scores(groups)
-    page.section("results", "Results", tables.results(groups, all_scores), _stopped(stopped))
+    page.section("results", "Results", tables.results(groups, all_scores, reference), _stopped(stopped))
     page.section("claims", "Claims of papers", tables.claims(claims) if claims else None)
-    page.section("scores", "Scores", _scores(page, groups, all_scores))
+    page.section("scores", "Scores", *_scores(page, groups, all_scores))
     page.section("clients", "Clients", *page.figures(client_charts(groups)), clients_table(groups))
     page.section("rows", "Rows of each client", *page.figures(partitions(groups)))
-    page.section("aggregation", "Aggregation", page.figures(_diagnostics(groups)))
     counted = [group.counted for group in groups]
-    page.section("traffic", "Traffic", tables.traffic(counted), page.figures(_traffic(counted)))
+    page.section("traffic", "Traffic", tables.traffic(counted), *_grid(page.figures(_traffic(counted))))
     failed = page.figures(_failed(counted))
     page.section("failures", "Failures", tables.failures(counted), *failed, tables.last_failures(counted))
     page.section("privacy", "Privacy", tables.guarantees(groups), *page.figures(_epsilon(groups)))
     page.section("configuration", "Configuration", *_configuration(groups))
     runs = [run for group in groups for run in group.runs]
+    page.section("researchers", "For researchers", *_folded(page.figures(_diagnostics(groups))))
     page.section("answers", "Sample answers", *map(tables.answers, runs))
     page.section("runs", "Runs", tables.machines(groups), *map(tables.sites, runs))
     return page
 
 
-def _scores(page: Page, groups: Sequence[Group], all_scores: Sequence[Score]) -> Part:
+def _scores(page: Page, groups: Sequence[Group], all_scores: Sequence[Score]) -> Iterator[Part]:
     found = [(score, lines) for score in all_scores if (lines := list(lines_of(groups, score)))]
     if not found:
-        return "No round is scored yet."
+        yield "No round is scored yet."
+    charts = [Chart(score.name, "rounds", score.name, lines, score.log, score.share) for score, lines in found]
     families: dict[str, list[tuple[int, str]]] = {}
-    options = []
-    for number, (score, lines) in enumerate(found):
-        families.setdefault(score.family, []).append((number, score.name))
-        content = {"y": score.name, "family": score.family, "lines": [line.content() for line in lines]}
-        options.append(content | ({"log": True} if score.log else {}))
-    page.data["scores"] = {"axes": axes(groups), "options": options}
-    names = [axis["name"].split(",")[0] for axis in page.data["scores"]["axes"]]
-    figures = [Figure(f"Over {name}", f"score-{i}") for i, name in enumerate(names)]
-    return Choice(families, figures, any(len(group.runs) > 1 for group in groups))
+    options = list[dict[str, Any]]()
+    for (score, _), chart in zip(found, charts, strict=True):
+        if not chart.is_dots:
+            families.setdefault(score.family, []).append((len(options), score.name))
+            options.append({**chart.content(), "family": score.family})
+    if options:
+        page.data["scores"] = {"axes": axes(groups), "options": options}
+        names = [axis["name"].split(",")[0] for axis in page.data["scores"]["axes"]]
+        figures = [Figure(f"Over {name}", f"score-{i}") for i, name in enumerate(names)]
+        yield Choice(families, figures, any(len(group.runs) > 1 for group in groups))
+    if once := [(score, lines) for (score, lines), chart in zip(found, charts, strict=True) if chart.is_dots]:
+        cells = [(score, {line.label: line.end for line in lines}) for score, lines in once]
+        rows = [
+            [f"{score.name} ({score.family})", *(of.get(group.label, "-") for group in groups)] for score, of in cells
+        ]
+        yield Table("Scores that were taken once", ("score", *(group.label for group in groups)), rows)
+
+
+def _grid(parts: Sequence[Figure | Table]) -> Iterator[Part]:
+    """Charts side by side, and tables under them."""
+    if figures := [part for part in parts if isinstance(part, Figure)]:
+        yield figures
+    yield from (part for part in parts if isinstance(part, Table))
+
+
+def _folded(parts: Sequence[Figure | Table]) -> Iterator[Part]:
+    if parts:
+        yield Fold("Diagnostics of the aggregation", list(_grid(parts)))
 
 
 def _diagnostics(groups: Sequence[Group]) -> Iterator[Chart]:
-    for key, title in _DIAGNOSTICS.items():
+    for key, (title, note) in _DIAGNOSTICS.items():
         points = of_records(lambda record, key=key: (record.get("diagnostics") or {}).get(key))  # type: ignore[misc]
         if lines := list(lines_of(groups, Score("", key, points))):
-            yield Chart(title, "rounds", key.replace("_", " "), lines)
+            yield Chart(title, "rounds", key.replace("_", " "), lines, note=note)
 
 
 def _traffic(groups: Sequence[Group]) -> Iterator[Chart]:

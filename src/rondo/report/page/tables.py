@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,12 +12,13 @@ from markupsafe import Markup
 
 from rondo.privacy.guarantee import added
 from rondo.records.curve import Spread
+from rondo.records.paired import Difference, against
 from rondo.records.recorded import Claim, Recorded
 from rondo.records.student import half_interval
 from rondo.records.summary import totals
+from rondo.report.numbers import HOLM, difference, number, plus_minus, probability
 from rondo.report.page.charts import Score, last, over_seeds
 from rondo.report.page.groups import Group
-from rondo.report.page.markup import interval, number
 from rondo.report.page.scores import primary_of, worst_tenth
 from rondo.report.table import Table
 from rondo.report.terminal import human_bytes
@@ -25,8 +27,9 @@ _TEXT, _STRONG = Markup('<span class="text">{}</span>'), Markup("<strong>{}</str
 _OUTCOMES = {"nonfinite_loss": "loss not finite", "nonfinite_parameters": "parameters not finite"}
 
 
-def results(groups: Sequence[Group], found: Sequence[Score]) -> Table:
-    """A row per group: its scores before and after, bytes, seconds, failures. ``found``: all scores, in their order."""
+def results(groups: Sequence[Group], found: Sequence[Score], reference: Group) -> Table:
+    """A row per group: its scores before and after, its difference to ``reference``, bytes, seconds, failures.
+    ``found``: all scores, in their order."""
     columns, cells = ["method", "seeds", "rounds"], []
     parts: list[tuple[str, Score | None]] = [
         ("test", primary_of(found, "test")),
@@ -38,6 +41,13 @@ def results(groups: Sequence[Group], found: Sequence[Score]) -> Table:
             name = score.name.split(",")[0]
             cells += [_first(score), _last(score)] if said == "test" else [_last(score)]
             columns += ["test before", f"test {name}"] if said == "test" else [f"{name}, {said}"]
+    of_pairs = differences(groups, found[0], reference) if found else {}
+    if of_pairs:
+        cells += [lambda group: difference(of_pairs[group.label].paired) if group.label in of_pairs else "-"]
+        columns += [f"difference to {reference.label}"]
+    if any(one.p is not None for one in of_pairs.values()):
+        cells += [lambda group: probability(of_pairs[group.label].p if group.label in of_pairs else None)]
+        columns += ["Holm's p"]
     measured = {name: None for group in groups for run in group.runs for name in run.measures_before}
     for name in measured:
         columns.append(name.replace("_", " "))
@@ -53,10 +63,28 @@ def results(groups: Sequence[Group], found: Sequence[Score]) -> Table:
         failures = sum(s["failed_clients"] for s in sums)
         row = [group.label, _seeds(group.seeds), " to ".join(map(str, {rounds[0]: 0, rounds[-1]: 0}))]
         row += [cell(group) for cell in cells]
-        costs = [human_bytes(up), human_bytes(down), interval(_mean(seconds), half_interval(seconds)), str(failures)]
+        costs = [human_bytes(up), human_bytes(down), plus_minus(_mean(seconds), half_interval(seconds)), str(failures)]
         *costs, lost = ["-"] * 4 if group.secret_turnout else costs
         rows.append([*row, *costs, *([_epsilon(group)] if private else []), lost])
-    return Table("After the last round; means over seeds ± half of the 95 % interval (Student's t)", columns, rows)
+    several = any(len(group.runs) > 1 for group in groups)
+    title = "After the last round" + ("; means over seeds ± half of the 95 % interval (Student's t)" if several else "")
+    if of_pairs:
+        title += (
+            f". Differences are of {found[0].name} ({found[0].family}), paired by seed, with 95 % intervals; {HOLM}"
+        )
+    return Table(title, columns, rows)
+
+
+def differences(groups: Sequence[Group], score: Score, reference: Group) -> dict[str, Difference]:
+    """The difference of each group's last score to that of ``reference``, by label. Runs are a pair if they have one
+    seed and dealt the same rows to the same clients."""
+    values: dict[str, dict[str, float]] = {group.label: {} for group in groups}
+    for group in groups:
+        for run in (run for run in group.runs if run.summary is not None):
+            if points := score.points(run):
+                pair = json.dumps([run.seed, run.partition.get("clients")], sort_keys=True)
+                values[group.label][pair] = points[max(points)]
+    return against(values, {label: reference.label for label in values if label != reference.label})
 
 
 def _seeds(seeds: Sequence[int]) -> str:
@@ -82,13 +110,13 @@ def _measure(name: str) -> Any:
     def cell(group: Group) -> str:
         values = [run.rounds[-1].get("measures", {}).get(name) for run in group.runs if run.rounds]
         known = [value for value in values if value is not None]
-        return interval(_mean(known), half_interval(known)) if known else "-"
+        return plus_minus(_mean(known), half_interval(known)) if known else "-"
 
     return cell
 
 
 def _shown(spread: Spread | None) -> str:
-    return "-" if spread is None else interval(spread.mean, spread.half)
+    return "-" if spread is None else plus_minus(spread.mean, spread.half)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -4,7 +4,6 @@
 
     entry      a claim's file: configuration, arms, contrasts, seeds
     trials     the runs of an entry, missing ones made, those that are there kept; rates by rondo.study.tune
-    paired     differences paired by seed: mean, 95 % interval, Holm's correction
     verdict    what the differences say of a claim
     page       the page of an entry, its picture, and the table of all
 """

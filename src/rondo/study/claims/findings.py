@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from rondo.errors import ConfigError
 from rondo.records.curve import Curve
+from rondo.records.paired import ROUNDING, Paired, holm
 from rondo.study.claims.entry import Bound, Contrast, Entry, Precondition
-from rondo.study.claims.paired import ROUNDING, Paired, holm
 from rondo.study.claims.trials import Trials
 from rondo.study.claims.verdict import (
     Odds,

@@ -11,20 +11,19 @@ from typing import Any
 from rondo.records import durable
 from rondo.records.curve import Curve
 from rondo.records.directory import RunDirectory, as_written
+from rondo.records.paired import Paired, one_value
 from rondo.records.recorded import WITHHELD, added_up, weakest_guarantee
+from rondo.report.numbers import probability
 from rondo.report.terminal import human_bytes
 from rondo.study import pictures
 from rondo.study.claims import index
 from rondo.study.claims.entry import Bound, Contrast, Entry
 from rondo.study.claims.findings import Decided, Finding, ended, findings, finished
 from rondo.study.claims.index import shown, template
-from rondo.study.claims.paired import ROUNDING, Paired, one_value
 from rondo.study.claims.trials import Trials
 from rondo.study.claims.verdict import Verdict
 from rondo.study.runs import Trial
 
-_LEAST_P = 1e-12
-"""Below it a probability is what is left of one less another, near one, and none of its digits count."""
 _UNDECIDED = ("-", "**open**: no seed has all runs yet", "-", "-", 0)
 """The cells of a claim without a seed whose runs are all there."""
 
@@ -149,10 +148,7 @@ def _never(finding: Finding) -> str:
 def here(claim: Contrast | Bound, decided: Decided, trials: Trials) -> str:
     """The mean of a claim's numbers with its 95 % interval; of a bound in the unit of the metric."""
     in_scores = isinstance(claim, Bound) and claim.of == "mean"
-    middle, interval = decided.paired.mean, decided.paired.interval or ()
-    if interval and abs(middle) < ROUNDING * (interval[1] - interval[0]):
-        middle = 0.0  # equal scores, in sums that are rounded
-    numbers = (middle, *interval)
+    numbers = (decided.paired.middle, *(decided.paired.interval or ()))
     mean, *ends = (shown(trials.entry.score.unscaled(number) if in_scores else number) for number in numbers)
     return f"{mean} [{', '.join(ends)}]" if ends else mean
 
@@ -185,7 +181,8 @@ def _p(decided: Decided) -> str:
         return ""
     if one_value(decided.paired.differences):
         return ", the same for all seeds"
-    return f", p < {_LEAST_P:g}" if decided.p < _LEAST_P else f", p = {decided.p:.2g}"
+    said = probability(decided.p)
+    return f", p {said}" if said.startswith("<") else f", p = {said}"
 
 
 def _said(verdict: Verdict) -> str:

@@ -25,6 +25,7 @@ from rondo.study.compare.carrying import Observed, observed
 from rondo.study.compare.carrying import carry_out as carry_out
 from rondo.study.compare.comparison import Comparison as Comparison
 from rondo.study.compare.numbers import Question
+from rondo.study.compare.table import COLUMNS
 from rondo.study.compare.variants import Vary
 from rondo.study.compare.variants import plan as plan
 from rondo.study.compare.variants import varied as varied
@@ -43,6 +44,8 @@ def compare(
     last: int = 1,
     target: float | None = None,
     at_mb: float | None = None,
+    against: str | None = None,
+    columns: Sequence[str] = (),
     out: str | Path | None = None,
     device: str = "auto",
     processes: int = 1,
@@ -66,6 +69,9 @@ def compare(
     ``last``: scores whose mean is taken, the last ones of each run.
     ``target``: a score; the rounds and bytes to the first one that reaches it are counted.
     ``at_mb``: megabytes of all clients, up and down, at which the score of each run is taken.
+    ``against``: the method, or the label of one, that the differences of the others are to; by default the first.
+    Differences are paired by seed, and have 95 % intervals and p, corrected by Holm.
+    ``columns``: those of the table, by their keys: ``test``, ``difference``, ``p``, ``bytes_up`` ...; by default all.
     ``out``: by default ``runs/compare-<time>``. Runs that it already holds with an equal configuration are not
     repeated; an interrupted one is resumed.
     ``processes``: so many runs at a time, each in a process with as many threads as this one has; their results are
@@ -76,9 +82,9 @@ def compare(
 
     Every algorithm gets the same hyperparameters, but for those in its table of ``[methods]``, and none is tuned: a
     score says how a method does at these settings. Each keeps its own head policy unless ``model.head`` is set, so some
-    train fewer tensors. Seconds are measured on this machine, under its load at the time. The curve of a personal
-    method is of its personal models, each scored on its client's own rows as often as others are on the test set; its
-    test score is of the cold-start model.
+    train fewer tensors. Seconds are measured on this machine, under its load at the time. If a method has personal
+    models, or without test rows, all methods are compared by the scores of their clients' models on the clients' own
+    rows, in the same rounds. The test score of a personal method is of its cold-start model.
 
     Raises :class:`ConfigError` for input that the user must fix, before a model is loaded where possible. A run that
     stops, for instance because it diverges, is listed in ``stopped``, and the others go on. Raises :class:`RunStopped`
@@ -90,16 +96,25 @@ def compare(
     """
     given = Given(train, test, clients, model, tokenizer)
     variants = plan(algorithms, config, sets=[*listed(sets, "sets"), *given.sets], vary=vary, seeds=seeds)
-    asked = question(last, target, at_mb)
+    asked = question(last, target, at_mb, against, columns)
     return carry_out(variants, out, asked, device=device, processes=processes, given=given, watch=observed(observer))
 
 
-def question(last: int, target: float | None, at_mb: float | None) -> Question:
-    """The question put to each curve. Raises :class:`ConfigError` for numbers that cannot be."""
+def question(
+    last: int,
+    target: float | None,
+    at_mb: float | None,
+    against: str | None = None,
+    columns: Sequence[str] = (),
+) -> Question:
+    """The question put to each curve. Raises :class:`ConfigError` for numbers and columns that cannot be."""
+    if unknown := [column for column in columns if column not in COLUMNS]:
+        message = f"{unknown[0]!r} is not a column; name some of {', '.join(COLUMNS)}"
+        raise ConfigError.at("--columns", message, "rondo compare")
     if last < 1:
         raise ConfigError.at("--last", f"should be a number of scores, 1 or more, got {last}", "rondo compare")
     if target is not None and not math.isfinite(target):
         raise ConfigError.at("--target", f"should be a score, got {target}", "rondo compare")
     if at_mb is not None and not 0 < at_mb < math.inf:
         raise ConfigError.at("--at-mb", f"should be a number of megabytes above 0, got {at_mb}", "rondo compare")
-    return Question(last, target, at_mb)
+    return Question(last, target, at_mb, against, tuple(columns))

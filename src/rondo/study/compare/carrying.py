@@ -15,7 +15,7 @@ from rondo.runs.assembling.given import NOTHING, Given
 from rondo.study.compare.comparison import Comparison
 from rondo.study.compare.numbers import Question, numbers
 from rondo.study.compare.places import Settled, check_dealt, folder_of, place
-from rondo.study.compare.variants import Variant
+from rondo.study.compare.variants import Variant, references
 from rondo.study.compare.written import written
 from rondo.study.runs import Trial, Watch, check_finished, made
 
@@ -27,7 +27,7 @@ Observed: TypeAlias = Union["Observer", Callable[[str, int], "Observer"]]
 """An observer of all runs, or a function of a run's label and seed that gives its own."""
 _SOURCE = "rondo compare"
 _SCORES = 20
-"""Most scores of personal models in a run whose scores on the test set are spaced by time."""
+"""Most scores at the clients in a run whose scores on the test set are spaced by time."""
 
 
 def observed(observer: Observed | None) -> Watch | None:
@@ -64,13 +64,15 @@ def carry_out(
     from rondo.runs.assembling.device import find_device
     from rondo.study.parallel import check_processes
 
-    variants = [_with_personal_scores(variant, _made(variant)) for variant in _checked(variants)]
+    references(variants, question.against)  # refuses an unknown name now
+    settled = Settled(given)
+    variants, at_clients = _scored_alike(_checked(variants), settled)
     check_processes(processes, _SOURCE)
     if processes > 1 and given.sets:
         message = "rows and a model that are given in Python stay in its process: name files, or leave processes out"
         raise ConfigError.at("processes", message, _SOURCE)
     find_device(device)
-    folder, settled = folder_of(out), Settled(given)
+    folder = folder_of(out)
     places: dict[Path, Variant] = {}
     for variant in variants:
         places[place(folder, variant, settled, places.keys())] = variant
@@ -88,7 +90,7 @@ def carry_out(
                 continue
             with as_written(path):
                 partition = RunDirectory(path).read("partition.json")
-                of_run = numbers(variant, path, question)
+                of_run = numbers(variant, path, question, at_clients=at_clients)
             check_dealt(partitions, variant, path.name, partition)
             runs[path] = of_run
     in_order = ([of[path] for path in places if path in of] for of in (runs, stopped))
@@ -117,12 +119,23 @@ def _made(variant: Variant) -> Algorithm[Any]:
     return make_algorithm(variant.config)
 
 
-def _with_personal_scores(variant: Variant, algorithm: Algorithm[Any]) -> Variant:
-    """``variant``, whose personal models, if it has some, are scored as often as the test set is, so that its curve is
-    theirs."""
+def _scored_alike(variants: Sequence[Variant], settled: Settled) -> tuple[Sequence[Variant], bool]:
+    """``variants``, and whether they are compared by scores on the clients' own rows: if a method has personal models,
+    or without test rows. All of them then have these scores in the same rounds, unless ``[privacy]`` hides them."""
+    if not any(map(_is_personal, variants)) and settled.has_tests(variants[0]):
+        return variants, False
+    return [_with_scores_at_clients(variant) for variant in variants], True
+
+
+def _is_personal(variant: Variant) -> bool:
+    traits = _made(variant).traits
+    return traits.personal or (variant.config.model.head or traits.default_head) == "local"
+
+
+def _with_scores_at_clients(variant: Variant) -> Variant:
+    """``variant``, whose clients are scored as often as the test set is, unless it says otherwise."""
     config, scores = variant.config, variant.config.evaluation
-    head = config.model.head or algorithm.traits.default_head
-    if scores.clients_every or not (algorithm.traits.personal or head == "local"):
+    if scores.clients_every or config.guarantee.hides_scores:
         return variant
     every = max(1, config.rounds // _SCORES) if scores.every == "auto" else scores.every
     evaluation = scores.model_copy(update={"clients_every": every})

@@ -21,7 +21,8 @@ class Comparison:
     ``rounds``, ``clients``: None where they are varied.
     ``varied``: the values of each key that is varied.
     ``last``, ``target``, ``at_mb``: what is asked of each curve.
-    ``algorithms``: per label, means and standard deviations over seeds.
+    ``algorithms``: per label, means and standard deviations over seeds, and the ``difference`` to the reference.
+    ``columns``: the columns of its tables; none: all.
     ``together``: with differential privacy, what all runs on the same rows have spent together, in a sentence.
     ``runs``: one dict per run.
     ``stopped``: runs that could not finish, with the reason.
@@ -42,6 +43,7 @@ class Comparison:
     target: float | None
     at_mb: float | None
     algorithms: dict[str, dict[str, Any]]
+    columns: list[str]
     together: str | None
     runs: list[dict[str, Any]]
     stopped: list[dict[str, Any]]
@@ -51,7 +53,7 @@ class Comparison:
         where they are a secret). It is the content of ``comparison.csv``."""
         import pandas
 
-        return pandas.DataFrame(run_rows(self.runs))
+        return pandas.DataFrame(run_rows(vars(self)))
 
     def _repr_html_(self) -> str:
         return comparison_table(vars(self)).html(str(self.out))

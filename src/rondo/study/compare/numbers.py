@@ -10,7 +10,7 @@ from typing import Any
 from rondo import own_code
 from rondo.config import task_kinds as tasks
 from rondo.config.schema import RunConfig
-from rondo.records.curve import FINE_TUNED_KINDS, OWN_KINDS, PERSONAL_KINDS, TEST_KINDS, points
+from rondo.records.curve import FINE_TUNED_KINDS, OWN_KINDS, TEST_KINDS, points
 from rondo.records.directory import RunDirectory
 from rondo.records.summary import costs
 from rondo.study.compare.over_seeds import mean_and_deviation, score_of
@@ -27,22 +27,28 @@ class Question:
     """The score to reach, in as few rounds and bytes as possible."""
     at_mb: float | None = None
     """Megabytes of all clients, up and down, at which methods are compared."""
+    against: str | None = None
+    """The method, or the label of one, that differences are to; None: the first."""
+    columns: tuple[str, ...] = ()
+    """The columns of the table, by their keys; none: all."""
 
 
-def numbers(variant: Variant, run_dir: Path, question: Question) -> dict[str, Any]:
+def numbers(variant: Variant, run_dir: Path, question: Question, *, at_clients: bool = False) -> dict[str, Any]:
     """The numbers of a finished run, read from its directory. Bytes are summed over all clients and rounds; they and
-    seconds are None where they would tell how many clients took part, and that is a secret."""
+    seconds are None where they would tell how many clients took part, and that is a secret.
+
+    ``at_clients``: whether all runs of the comparison are compared by scores on the clients' own rows, if there are
+    any."""
     config, directory = variant.config, RunDirectory(run_dir)
     summary, rounds = directory.read("summary.json"), directory.rounds()
     primary, traffic = summary["primary"], summary["bytes"]
-    test, own_rows, fine_tuned, personal = (
-        score_of(summary["after"], kinds, primary)
-        for kinds in (TEST_KINDS, OWN_KINDS, FINE_TUNED_KINDS, PERSONAL_KINDS)
+    test, own_rows, fine_tuned = (
+        score_of(summary["after"], kinds, primary) for kinds in (TEST_KINDS, OWN_KINDS, FINE_TUNED_KINDS)
     )
     measures = summary["measures"]["after"]
-    scored = personal or test
+    on_test = test is not None and not (at_clients and own_rows is not None)
     measure = None if test is not None else _first(summary["measures"]["before"], measures)
-    kinds = PERSONAL_KINDS if personal is not None else TEST_KINDS if test is not None else OWN_KINDS
+    kinds = TEST_KINDS if on_test else OWN_KINDS
 
     def value(record: Mapping[str, Any]) -> Any:
         if measure is not None:
@@ -69,7 +75,8 @@ def numbers(variant: Variant, run_dir: Path, question: Question) -> dict[str, An
         "curve_of": primary if measure is None else measure,
         "head": summary["head"],
         "privacy": summary.get("privacy"),
-        "score": scored or own_rows,
+        "on_test": on_test,
+        "score": test if on_test else own_rows,
         "test": test,
         "own_rows": own_rows,
         "fine_tuned": fine_tuned,

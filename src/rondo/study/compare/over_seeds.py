@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rondo.records.curve import Spread, score
+from rondo.records.paired import against
 from rondo.records.recorded import weakest_guarantee
 
 
@@ -53,13 +54,32 @@ def _of_model(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"model": model, **mean_and_deviation([s["score"] for s in scores])}
 
 
-def run_rows(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def differences(runs: Sequence[Mapping[str, Any]], references: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """The difference of the last score on each curve to that of the reference with the same seed, by label: the
+    reference (``to``), the differences by seed, their mean, its 95 % interval, and p after Holm's correction."""
+    finals: dict[str, dict[str, float]] = {}
+    for run in (run for run in runs if run["curve"]):
+        finals.setdefault(run["algorithm"], {})[str(run["seed"])] = run["curve"][-1]["score"]
+    return {
+        label: {
+            "to": found.to,
+            "by_seed": dict(found.by_pair),
+            "mean": found.paired.middle,
+            "interval": None if found.paired.interval is None else list(found.paired.interval),
+            "p": found.p,
+        }
+        for label, found in against(finals, references).items()
+    }
+
+
+def run_rows(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A flat row per run, all with the same keys: label, method, seed, varied values, scores with their models, those
-    on more test sets, measures, numbers, and the guarantee of private runs. ``metric`` names the scores, and
-    ``curve_of`` what the best, the mean of the last, the target and the score at some megabytes are of. ``runs``: as in
+    on more test sets, measures, numbers, the difference to the reference (of this run, and the mean over seeds with its
+    interval and p), and the guarantee of private runs. ``metric`` names the scores, and ``curve_of`` what the best, the
+    mean of the last, the target, the score at some megabytes and the difference are of. ``content``: as in
     ``comparison.json``."""
     rows = []
-    for run in runs:
+    for run in content["runs"]:
         row = {key: run[key] for key in ("algorithm", "method", "seed", "run_dir", "rounds", "clients", "head")}
         row |= dict(run["values"])
         for key in ("score", "test", "own_rows", "fine_tuned"):
@@ -71,9 +91,19 @@ def run_rows(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         row |= {"metric": run["title"], "curve_of": run["curve_of"], "best": best["score"], "best_round": best["round"]}
         own = weakest_guarantee([run])
         guarantee = {} if own is None else {"guarantee": f"this run by itself: {own}"}
-        rows.append(row | dict(run["measures"]) | {key: run[key] for key in _NUMBERS} | guarantee)
+        row |= dict(run["measures"]) | {key: run[key] for key in _NUMBERS}
+        rows.append(row | _difference(content["algorithms"][run["algorithm"]]["difference"], run["seed"]) | guarantee)
     columns = dict.fromkeys(column for row in rows for column in row)
     return [{column: row.get(column) for column in columns} for row in rows]
+
+
+def _difference(difference: Mapping[str, Any] | None, seed: int) -> dict[str, Any]:
+    if difference is None:
+        return {}
+    low, high = difference["interval"] or (None, None)
+    whole = {"mean": difference["mean"], "low": low, "high": high, "p": difference["p"]}
+    own = {"difference_to": difference["to"], "difference": difference["by_seed"].get(str(seed))}
+    return own | {f"difference_{key}": value for key, value in whole.items()}
 
 
 _NUMBERS = (

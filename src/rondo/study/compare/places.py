@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rondo.config.checks import BUILTINS, data_source
 from rondo.config.load import located
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError
@@ -14,6 +15,9 @@ from rondo.records import durable
 from rondo.records.directory import RunDirectory, to_toml
 from rondo.runs.assembling.given import NOTHING, Given
 from rondo.study.compare.variants import Variant
+
+if TYPE_CHECKING:
+    from rondo.data.sources import Source
 
 
 def folder_of(out: str | Path | None) -> Path:
@@ -35,15 +39,23 @@ class Settled:
         self._given = given
         self._known: dict[str, Mapping[str, Any]] = {}
 
+    def has_tests(self, variant: Variant) -> bool:
+        """Whether there are test rows; built-in data have them, or measures in their place."""
+        if variant.config.data.test_source is not None or data_source(variant.config) in BUILTINS:
+            return True
+        source = self._source(variant)
+        return bool(source.test or source.test_clients)
+
+    def _source(self, variant: Variant) -> Source:
+        from rondo.data.sources import load
+
+        return load(variant.config, self._given.train, self._given.test, self._given.clients)
+
     def __call__(self, variant: Variant) -> RunConfig:
         from rondo.data.client_rows import resolved
-        from rondo.data.sources import load as load_source
 
         if variant.data_keys not in self._known:
-            settled = resolved(
-                variant.config,
-                load_source(variant.config, self._given.train, self._given.test, self._given.clients),
-            )
+            settled = resolved(variant.config, self._source(variant))
             self._known[variant.data_keys] = {
                 "task": settled.task,
                 "partition": settled.partition,

@@ -3,6 +3,7 @@ no torch."""
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import json
 import tomllib
@@ -106,6 +107,32 @@ def varied(texts: Sequence[str], option: str = "--vary", source: str = "rondo co
         except (tomllib.TOMLDecodeError, RecursionError):
             vary[key.strip()] = [toml_file.parsed(value.strip()) for value in values.split(",")]
     return vary
+
+
+def references(variants: Sequence[Variant], against: str | None = None) -> dict[str, str]:
+    """The label that each other label is compared to. ``against``: a label; or a method, of which each is compared to
+    the label with the same varied values; by default the first. Raises :class:`ConfigError` for another name."""
+    first = {variant.label: variant for variant in reversed(variants)}
+    labels = list(dict.fromkeys(variant.label for variant in variants))
+    methods = list(dict.fromkeys(variant.method for variant in variants))
+    against = against or (methods if len(methods) > 1 else labels)[0]
+    if against in labels:
+        return {label: against for label in labels if label != against}
+    if against not in methods:
+        near = difflib.get_close_matches(against, {*methods, *labels}, 3) or methods
+        message = f"{against!r} is not compared; name one of those that are, such as {', '.join(near)}"
+        raise ConfigError.at("--against", message, "rondo compare")
+    found = {}
+    for label in labels:
+        values = first[label].values
+        alike = [
+            name
+            for name in labels
+            if first[name].method == against and all(values.get(k) == x for k, x in first[name].values.items())
+        ]
+        if first[label].method != against and alike:
+            found[label] = alike[0]
+    return found
 
 
 def _takes(config: RunConfig, key: str) -> bool:

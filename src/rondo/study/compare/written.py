@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ from rondo.records import durable
 from rondo.records.words import trained
 from rondo.study.compare.comparison import Comparison
 from rondo.study.compare.numbers import Question, only
-from rondo.study.compare.over_seeds import over_seeds, run_rows
+from rondo.study.compare.over_seeds import differences, over_seeds, run_rows
 from rondo.study.compare.table import comparison_table
-from rondo.study.compare.variants import Variant
+from rondo.study.compare.variants import Variant, references
 
 
 def written(
@@ -29,8 +29,6 @@ def written(
     :class:`rondo.RunStopped` where they cannot be written."""
     from rondo.study.compare.spent import spent_together
 
-    first = {variant.label: variant for variant in variants}
-    by_label = {label: [run for run in runs if run["algorithm"] == label] for label in first}
     values: dict[str, list[Any]] = {}
     for variant in variants:
         for key, value in variant.values.items():
@@ -46,11 +44,8 @@ def written(
         last=question.last,
         target=question.target,
         at_mb=question.at_mb,
-        algorithms={
-            label: {"trains": trained(first[label].config), **over_seeds(label_runs)}
-            for label, label_runs in by_label.items()
-            if label_runs
-        },
+        algorithms=_algorithms(variants, question, runs),
+        columns=list(question.columns),
         together=spent_together([folder / run["run_dir"] for run in (*runs, *stopped)]),
         runs=runs,
         stopped=stopped,
@@ -60,7 +55,7 @@ def written(
     if runs:
         from rondo.study import pictures as comparisons
 
-        files["comparison.csv"] = _csv(runs)
+        files["comparison.csv"] = _csv(content)
         files["comparison.tex"] = comparison_table(content).latex().encode()
         files["comparison.png"] = comparisons.comparison(content)
         files["comparison.svg"] = comparisons.comparison(content, "svg")
@@ -71,9 +66,22 @@ def written(
     return comparison
 
 
-def _csv(runs: Sequence[dict[str, Any]]) -> bytes:
+def _algorithms(
+    variants: Sequence[Variant], question: Question, runs: Sequence[Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """What each label trains, its numbers over seeds, and its difference to the reference."""
+    of_pairs = differences(runs, references(variants, question.against))
+    found: dict[str, dict[str, Any]] = {}
+    for label, variant in {variant.label: variant for variant in variants}.items():
+        if of_label := [run for run in runs if run["algorithm"] == label]:
+            numbers = {"trains": trained(variant.config), **over_seeds(of_label)}
+            found[label] = {**numbers, "difference": of_pairs.get(label)}
+    return found
+
+
+def _csv(content: Mapping[str, Any]) -> bytes:
     """A row per run."""
-    rows, file = run_rows(runs), io.StringIO()
+    rows, file = run_rows(content), io.StringIO()
     writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)

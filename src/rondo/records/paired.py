@@ -1,10 +1,11 @@
-"""Differences that are paired by seed: their mean, its 95 % interval, and Holm's correction over a table of them."""
+"""Differences that are paired by seed: their mean, its 95 % interval, and Holm's correction over a table of them.
+Imports no torch."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rondo.records.student import LEVEL, quantile, within
@@ -41,6 +42,12 @@ class Paired:
         p = (1.0 if mean == 0 else 0.0) if error == 0 else 1 - within(abs(mean) / error, count - 1)
         return Paired(tuple(differences), mean, sd, (mean - half, mean + half), p)
 
+    @property
+    def middle(self) -> float:
+        """The mean; zero of equal scores, in sums that are rounded."""
+        low, high = self.interval or (0.0, 0.0)
+        return 0.0 if abs(self.mean) < ROUNDING * (high - low) else self.mean
+
 
 def one_value(values: Sequence[float]) -> bool:
     """Whether several values are one but for rounding: then their number says nothing."""
@@ -55,3 +62,35 @@ def holm(probabilities: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(order) - rank) * probabilities[index]))
         corrected[index] = largest
     return corrected
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The differences of a method's scores to those of another one on the same rows.
+
+    - ``to``: the other method.
+    - ``by_pair``: the difference of each pair of runs, by what they share, such as a seed.
+    - ``paired``: the same, with the interval of their mean.
+    - ``p``: corrected by Holm for all methods of the table; None without an interval, and if all pairs have one value.
+    """
+
+    to: str
+    by_pair: Mapping[str, float]
+    paired: Paired
+    p: float | None
+
+
+def against(scores: Mapping[str, Mapping[str, float]], references: Mapping[str, str]) -> dict[str, Difference]:
+    """The difference of each method to its reference; none of a method that shares no pair with it.
+
+    ``scores``: the scores of each method, by what two runs must share to be a pair.
+    ``references``: the reference of each method that has one.
+    """
+    pairs: dict[str, dict[str, float]] = {}
+    for name, other in references.items():
+        own, others = scores.get(name, {}), scores.get(other, {})
+        pairs[name] = {pair: own[pair] - others[pair] for pair in own if pair in others}
+    found = {name: Paired.of(list(of_pairs.values())) for name, of_pairs in pairs.items() if of_pairs}
+    tested = [name for name, paired in found.items() if paired.interval and not one_value(paired.differences)]
+    corrected = dict(zip(tested, holm([found[name].p for name in tested]), strict=True))
+    return {name: Difference(references[name], pairs[name], one, corrected.get(name)) for name, one in found.items()}
