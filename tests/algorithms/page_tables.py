@@ -19,7 +19,7 @@ def tables() -> dict[str, str]:
     head = "| name | what it does | properties | up | down | whole tensors | paper |\n" + "|---" * 7 + "|\n"
     rows = [
         "".join(
-            f"| {' | '.join([f'`{n}`', e.summary, properties(e), e.up, e.down, e.whole, e.paper])} |\n"
+            f"| {' | '.join([f'`{n}`', e.summary, properties(e), *map(_formula, (e.up, e.down)), e.whole, e.paper])} |\n"
             for n, e in part.items()
         )
         for part in (core, more)
@@ -39,6 +39,11 @@ def properties(entry: Entry) -> str:
     }
     had = [of.get(flag, "") for of, flag in zip(words.values(), entry.flags, strict=True)]
     return ", ".join(filter(None, had)) or "-"
+
+
+def _formula(text: str) -> str:
+    """A formula whose stars Markdown does not take for italics."""
+    return text.replace("*", r"\*")
 
 
 def filled(page: str, table: str) -> str:

@@ -6,12 +6,15 @@ import base64
 import hashlib
 import json
 import re
+from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from typing import Any
 
 import pytest
 
 from page_runs import HOSTILE, grid, hostile, recorded
+from rondo.errors import ConfigError
 from rondo.records.recorded import Claim
 from rondo.report.page import document
 from rondo.report.page.document import page
@@ -57,6 +60,83 @@ def test_page_of_a_comparison_has_every_section() -> None:
     ]  # fmt: skip
     for shown in ("0.04 [0.03, 0.05]", "diverged", "say", "loss not finite: 6", "<mark>rolora</mark>"):
         assert shown in text
+
+
+def paragraphs(text: str) -> list[str]:
+    """The head's sentences."""
+    return [unescape(found) for found in re.findall(r'<p class="(?:lead|note)">(.*?)</p>', text.partition("<nav")[0])]
+
+
+def table(text: str, title: str) -> list[list[str]]:
+    """The cells of the rows of the table whose title begins so."""
+    (body,) = re.findall(rf"<caption><span>{re.escape(title)}.*?<tbody>(.*?)</tbody>", text, re.S)
+    return [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", unescape(row)) for row in re.findall(r"<tr>(.*?)</tr>", body, re.S)]
+
+
+def test_head_says_in_plain_words_what_was_trained_and_how_good_it_is() -> None:
+    run = recorded("a")
+    own = run.rounds[-1]["scores"]["clients"]["per_client"]
+    own |= {name: scores | {"accuracy": 1.0} for name, scores in own.items()}
+    own["bob"]["accuracy"], run.rounds[-1]["scores"]["global"]["accuracy"] = 0.75, 0.9
+    text = page([run])
+    assert "<h1>Text classification: home-intents</h1>" in text
+    first, sizes, made = paragraphs(text)
+    assert first == (
+        "minilm was trained for text classification on 3 clients with 27 rows in all, by fedit. After 6 rounds, the "
+        "model is right on 90 % of 20 test rows. At the worst client, bob, it is right on 75 % of that client's 4 rows."
+    )
+    assert (sizes, made) == ("1 run, 6 rounds, 1 seed.", "2 January 2026; cpu")
+    assert "<h1>For the board</h1>" in page([run], title="For the board")
+
+
+def test_head_withholds_what_privacy_withholds() -> None:
+    first = paragraphs(page([recorded(private=True, clients=("Ann Smith", "Bob"))]))[0]
+    assert "on 2 clients, whose numbers of rows are withheld for privacy, by fedit" in first
+    assert first.endswith("Scores of single clients are withheld for privacy.")
+
+
+def test_client_has_its_scored_rows_and_an_interval() -> None:
+    run = recorded("a")
+    run.rounds[-1]["scores"]["clients"]["per_client"]["ann"]["accuracy"] = 1.0
+    assert table(page([run]), "accuracy of each client")[-1] == ["ann", "8", "4", "1.00 [0.51, 1.00]"]
+
+
+def test_score_that_was_taken_once_is_in_a_table() -> None:
+    """A chart of it would be a single dot."""
+    text = page([recorded("a", rounds=1, before={})])
+    assert re.findall(r"<figcaption>(.*?)</figcaption>", text) == ["accuracy of each client&#39;s model", "3 clients"]
+    assert "scores" not in data_of(text)
+    assert [row[0] for row in table(text, "Scores that were taken once")][:2] == [
+        "accuracy (test set)",
+        "accuracy, mean over clients (clients' own rows)",
+    ]
+
+
+def test_axis_of_a_share_ends_at_one() -> None:
+    options = data_of(page([recorded("a")]))["scores"]["options"]
+    assert {option["y"]: option.get("share", False) for option in options if "," not in option["y"]} == {
+        **dict.fromkeys(("accuracy", "macro f1", "matthews", "auc"), True),
+        **dict.fromkeys(("loss", "training loss"), False),
+    }
+
+
+def test_diagnostics_are_folded_with_a_sentence_each() -> None:
+    text = page([recorded("a")])
+    folded = re.findall(r'<details class="fold">(.*?)</section>', text, re.S)
+    assert len(folded) == 1
+    assert folded[0].count("<figure") == folded[0].count('<p class="note">') == 5
+
+
+def test_differences_are_to_the_first_or_the_named_method() -> None:
+    runs = [recorded(f"{name}-{seed}", algorithm=name, seed=seed) for name in ("rolora", "fedit") for seed in (0, 1, 2)]
+    text = page(runs)
+    assert "difference to rolora" in text
+    assert "Holm's p" in unescape(text)
+    assert "difference to fedit" in page(runs, against="fedit")
+    with pytest.raises(ConfigError, match="--against: 'x' is not on the page; name one of: rolora, fedit"):
+        page(runs, against="x")
+    others = [replace(run, partition={"clients": {"x": {"train": 1}}}) for run in runs[3:]]
+    assert "difference to" not in page([*runs[:3], *others]), "of other rows"
 
 
 def test_policy_allows_its_own_script_and_style_alone() -> None:

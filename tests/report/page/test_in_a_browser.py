@@ -45,11 +45,18 @@ def figures(chromium: Browser) -> tuple[int, int]:
     })()""")  # type: ignore[no-any-return]
 
 
+def unfold(chromium: Browser) -> None:
+    """Open what is folded, and wait until its charts have a size."""
+    chromium.value("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+    chromium.value("new Promise((done) => setTimeout(done, 300))")
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1400])
 def test_every_chart_is_drawn(chromium: Browser, tmp_path: Path, width: int, dark: bool) -> None:
     runs = [*grid(4, 2, 12), recorded("p", private=True), recorded("f", failing=True, clients=("ann", "bob"))]
     opened(chromium, tmp_path, page(runs), width=width, dark=dark)
+    unfold(chromium)
     there, drawn = figures(chromium)
     assert there == drawn > 10
     assert chromium.messages == []

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
+from rondo.config import task_kinds as tasks
 from rondo.records.curve import TEST_KINDS
 from rondo.records.recorded import Recorded
 from rondo.report.numbers import number
@@ -126,8 +127,8 @@ def _task(run: Recorded) -> str:
 
 
 def _data(run: Recorded) -> str:
-    data = run.config["data"]
-    return _name(data.get("source") or data.get("clients_from") or "built-in data")
+    data, kind = run.config["data"], tasks.TABLE.get(str(run.config["task"]["kind"]))
+    return _name(data.get("source") or data.get("clients_from") or (kind and kind.builtin) or "own data")
 
 
 def _name(text: object) -> str:
