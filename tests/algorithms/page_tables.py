@@ -17,13 +17,11 @@ def tables() -> dict[str, str]:
     short = "| name | what it does |\n|---|---|\n" + "".join(f"| `{n}` | {e.summary} |\n" for n, e in core.items())
     short += f"\nMore methods, which no claim rests on: {', '.join(f'`{name}`' for name in more)}.\n"
     head = "| name | what it does | properties | up | down | whole tensors | paper |\n" + "|---" * 7 + "|\n"
-    rows = [
-        "".join(
-            f"| {' | '.join([f'`{n}`', e.summary, properties(e), *map(_formula, (e.up, e.down)), e.whole, e.paper])} |\n"
-            for n, e in part.items()
-        )
-        for part in (core, more)
-    ]
+    cells = {
+        n: (e.summary, properties(e), *map(_formula, (e.up, e.down)), e.whole, e.paper)
+        for n, e in algorithms.TABLE.items()
+    }
+    rows = ["".join(f"| {' | '.join([f'`{n}`', *cells[n]])} |\n" for n in part) for part in (core, more)]
     return {
         "README.md": short,
         "docs/methods.md": f"{head}{rows[0]}\n**More methods**, which no claim rests on:\n\n{head}{rows[1]}",

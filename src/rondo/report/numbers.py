@@ -7,7 +7,6 @@ from typing import Any
 
 from rondo.records.paired import Paired, one_value
 
-HOLM = "p is two-sided and corrected for all differences of the table (Holm)"
 _LEAST_P = 1e-12
 """Below it a probability is what is left of one less another, near one, and none of its digits count."""
 
@@ -40,6 +39,13 @@ def difference(paired: Paired) -> str:
     low, high = paired.interval
     mean, *ends = (_placed(value, (high - low) / 2, "+" if value else "") for value in (paired.middle, low, high))
     return f"{mean} [{', '.join(ends)}]"
+
+
+def told_of_differences(of: str, *, seeds: bool) -> str:
+    """What the differences of a table are of, what intervals and p are. ``seeds``: whether they have these."""
+    p = "p is two-sided and corrected for all differences of the table (Holm)"
+    more = f"with 95 % intervals (Student's t); {p}" if seeds else "of one seed, so without an interval"
+    return f"Differences are of {of}, paired by seed, {more}."
 
 
 def probability(p: float | None) -> str:

@@ -70,7 +70,9 @@ def paragraphs(text: str) -> list[str]:
 def table(text: str, title: str) -> list[list[str]]:
     """The cells of the rows of the table whose title begins so."""
     (body,) = re.findall(rf"<caption><span>{re.escape(title)}.*?<tbody>(.*?)</tbody>", text, re.S)
-    return [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", unescape(row)) for row in re.findall(r"<tr>(.*?)</tr>", body, re.S)]
+    return [
+        re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", unescape(row)) for row in re.findall(r"<tr>(.*?)</tr>", body, re.S)
+    ]
 
 
 def test_head_says_in_plain_words_what_was_trained_and_how_good_it_is() -> None:

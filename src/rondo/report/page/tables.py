@@ -16,7 +16,7 @@ from rondo.records.paired import Difference, against
 from rondo.records.recorded import Claim, Recorded
 from rondo.records.student import half_interval
 from rondo.records.summary import totals
-from rondo.report.numbers import HOLM, difference, number, plus_minus, probability
+from rondo.report.numbers import difference, number, plus_minus, probability, told_of_differences
 from rondo.report.page.charts import Score, last, over_seeds
 from rondo.report.page.groups import Group
 from rondo.report.page.scores import primary_of, worst_tenth
@@ -69,9 +69,8 @@ def results(groups: Sequence[Group], found: Sequence[Score], reference: Group) -
     several = any(len(group.runs) > 1 for group in groups)
     title = "After the last round" + ("; means over seeds ± half of the 95 % interval (Student's t)" if several else "")
     if of_pairs:
-        title += (
-            f". Differences are of {found[0].name} ({found[0].family}), paired by seed, with 95 % intervals; {HOLM}"
-        )
+        seeds = any(one.paired.interval for one in of_pairs.values())
+        title += f". {told_of_differences(f'{found[0].name} ({found[0].family})', seeds=seeds)}"
     return Table(title, columns, rows)
 
 

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from rondo.records.paired import Paired
 from rondo.records.recorded import WITHHELD, promise
-from rondo.report.numbers import HOLM, difference, plus_minus, probability
+from rondo.report.numbers import difference, plus_minus, probability, told_of_differences
 from rondo.report.table import Table
 from rondo.report.terminal import human_bytes
 
@@ -113,8 +113,8 @@ def _rounds_to(stats: Mapping[str, Any]) -> str:
 
 def _notes(content: Mapping[str, Any]) -> Iterator[str]:
     """What differences are of, the guarantees of private runs, and why costs are dashes."""
-    if any(stats["difference"] for stats in content["algorithms"].values()):
-        yield f"Differences are of {score_name(content)}, paired by seed, with 95 % intervals (Student's t); {HOLM}."
+    if found := [stats["difference"] for stats in content["algorithms"].values() if stats["difference"]]:
+        yield told_of_differences(score_name(content), seeds=any(one["interval"] for one in found))
     guarantees = {name: stats["guarantee"] for name, stats in content["algorithms"].items() if stats["guarantee"]}
     for guarantee in dict.fromkeys(guarantees.values()):
         of = [name for name, own in guarantees.items() if own == guarantee]
