@@ -96,7 +96,7 @@ def compare(
     """
     given = Given(train, test, clients, model, tokenizer)
     variants = plan(algorithms, config, sets=[*listed(sets, "sets"), *given.sets], vary=vary, seeds=seeds)
-    asked = question(last, target, at_mb, against, columns)
+    asked = question(last, target, at_mb, against, listed(columns, "columns"))
     return carry_out(variants, out, asked, device=device, processes=processes, given=given, watch=observed(observer))
 
 
