@@ -78,13 +78,16 @@ def place(folder: Path, variant: Variant, settled: Settled, taken: Set[Path] = f
 def _holds(path: Path, variant: Variant, settled: Settled) -> bool:
     """Whether ``path`` holds a run of ``variant``. Options that the user left open are in ``config.toml`` as the data
     and the day settled them, so its configuration is also compared after the data settled it, and to a run of any
-    day."""
+    day. A run that scored its clients more often than is asked holds all that is asked."""
     try:
         there = RunDirectory.open(path).config()
     except ConfigError:
         return False
     if variant.config.task.today is None:
         there = there.model_copy(update={"task": there.task.model_copy(update={"today": None})})
+    if not variant.config.evaluation.clients_every:
+        evaluation = there.evaluation.model_copy(update={"clients_every": 0})
+        there = there.model_copy(update={"evaluation": evaluation})
     ran = to_toml(there)
     return ran == to_toml(located(variant.config)) or ran == to_toml(located(settled(variant)))
 
