@@ -17,11 +17,7 @@ def tables() -> dict[str, str]:
     short = "| name | what it does |\n|---|---|\n" + "".join(f"| `{n}` | {e.summary} |\n" for n, e in core.items())
     short += f"\nMore methods, which no claim rests on: {', '.join(f'`{name}`' for name in more)}.\n"
     head = "| name | what it does | properties | up | down | whole tensors | paper |\n" + "|---" * 7 + "|\n"
-    cells = {
-        n: (e.summary, properties(e), *map(_formula, (e.up, e.down)), e.whole, e.paper)
-        for n, e in algorithms.TABLE.items()
-    }
-    rows = ["".join(f"| {' | '.join([f'`{n}`', *cells[n]])} |\n" for n in part) for part in (core, more)]
+    rows = ["".join(_row(name, entry) for name, entry in part.items()) for part in (core, more)]
     return {
         "README.md": short,
         "docs/methods.md": f"{head}{rows[0]}\n**More methods**, which no claim rests on:\n\n{head}{rows[1]}",
@@ -37,6 +33,11 @@ def properties(entry: Entry) -> str:
     }
     had = [of.get(flag, "") for of, flag in zip(words.values(), entry.flags, strict=True)]
     return ", ".join(filter(None, had)) or "-"
+
+
+def _row(name: str, entry: Entry) -> str:
+    up, down = _formula(entry.up), _formula(entry.down)
+    return f"| `{name}` | {entry.summary} | {properties(entry)} | {up} | {down} | {entry.whole} | {entry.paper} |\n"
 
 
 def _formula(text: str) -> str:
