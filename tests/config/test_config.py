@@ -108,7 +108,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"partition": {"kind": "diriclet"}}, "partition.kind", "did you mean 'dirichlet'?"),
     ({"clients": {"weighting": "uniforms"}}, "clients.weighting", "did you mean 'uniform'?"),
     ({"clients": {"sampling": "random"}}, "clients.sampling", "'uniform', 'poisson', 'full' or 'weighted'"),
-    ({"task": {"kind": "classification"}}, "task.kind", "mean 'image-classification' or 'sequence-classification'?"),
+    ({"task": {"kind": "classification"}}, "task.kind", "or 'image-classification' or 'sequence-classification'?"),
     ({"data": {"bad_rows": "ignore"}}, "data.bad_rows", "should be 'error' or 'drop', got 'ignore'"),
     ({"adapter": {"init_lora_weights": "guassian"}}, "adapter.init_lora_weights", "did you mean 'gaussian'?"),
     ({"adapter": {"r": 3, "init_lora_weights": "orthogonal"}}, "adapter.init_lora_weights", "rank 3 is odd"),

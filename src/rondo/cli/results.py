@@ -183,7 +183,7 @@ def _text(predictions: list[dict[str, Any]], suffix: str) -> str:
     file = io.StringIO()
     writer = csv.DictWriter(file, list(predictions[0]))
     writer.writeheader()
-    writer.writerows(predictions)
+    writer.writerows({k: json.dumps(v) if isinstance(v, list) else v for k, v in row.items()} for row in predictions)
     return file.getvalue()
 
 

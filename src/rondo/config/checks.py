@@ -146,7 +146,10 @@ def missing_packages(config: RunConfig) -> Iterator[Problem]:
             yield Problem(key, f"{value!r} {packages.missing(package)}")
 
 
-_FILE_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".gguf", ".gz")
+_FILE_SUFFIXES = (
+    *(".csv", ".tsv", ".json", ".jsonl", ".parquet", ".conll", ".bio", ".iob", ".iob2", ".bioes"),
+    *(".gguf", ".gz"),
+)
 
 
 def is_path(name: str) -> bool:

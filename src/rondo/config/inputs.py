@@ -146,8 +146,9 @@ class TaskConfig(Section):
 
     kind: str = "sequence-classification"
     """``"sequence-classification"``, ``"sequence-regression"`` (a number for a text), ``"question-answering"`` (the
-    answer is a part of a text), ``"causal-lm"``, ``"seq2seq-lm"`` (an encoder reads one text and a decoder writes the
-    other), ``"multiple-choice"`` (the likeliest of several texts),
+    answer is a part of a text), ``"token-classification"`` (names and other entities in a text), ``"causal-lm"``,
+    ``"seq2seq-lm"`` (an encoder reads one text and a decoder writes the other), ``"multiple-choice"`` (the likeliest of
+    several texts),
     ``"image-classification"``, ``"regression"`` (a number for numbers), ``"linear"`` (least squares in float64), or
     ``package.module:Class`` for a subclass of ``rondo.tasks.task.Task``."""
     text: Name | Annotated[list[Name], Field(min_length=1, max_length=2)] | None = None
@@ -157,7 +158,18 @@ class TaskConfig(Section):
     """Column with the label (classification)."""
     labels: Annotated[list[Name], Field(min_length=2)] | None = None
     """Names of the classes, in order (classification); left out, the labels of the training rows. A row with another
-    label is a bad row."""
+    label is a bad row. For token-classification, all tags of IOB2, such as ``["O", "B-PER", "I-PER"]``."""
+    tokens: Name | None = None
+    """Column with a list of words (token-classification), beside ``tags``; or ``text`` and ``spans``. A CoNLL file
+    has ``tokens`` and ``tags``."""
+    tags: Name | None = None
+    """Column with a list of tags, one per token (token-classification): names, or numbers of ``labels``."""
+    spans: Name | None = None
+    """Column with the entities of ``text`` (token-classification): a list of ``{"start", "end", "label"}``, which count
+    characters from 0, or of lists of these three; either may be JSON."""
+    scheme: Literal["IOB2", "IOB1", "IO", "BIOES"] | None = None
+    """Scheme of ``tags`` (token-classification). Left out, it is BIOES (or BILOU) if a tag says an end, IOB2 if one
+    says a beginning, and else IO."""
     prompt: Name | Annotated[list[Name], Field(min_length=1)] | None = None
     """Column or columns with the instruction (causal-lm), the text to read (seq2seq-lm) or the question
     (multiple-choice)."""
@@ -203,18 +215,20 @@ class TaskConfig(Section):
     unanswerable: bool = False
     """Whether a question may have no answer (question-answering, as in SQuAD 2.0), and a prediction be empty."""
     stride: Annotated[int, Field(ge=0)] | None = None
-    """Tokens that neighbouring windows of a long context share (question-answering); left out, a quarter of
-    ``max_length``."""
+    """Tokens that neighbouring windows of a long text share (question-answering, token-classification); left out, a
+    quarter of ``max_length``."""
     max_answer_tokens: Positive | None = None
     """Most tokens of a predicted answer (question-answering); left out, 30."""
     metric: str | None = None
     """Metric by which progress is shown, the best round kept (``adapter-best``) and a run ended by patience; left out,
     the task's own, the first: accuracy, f1, matthews, auc, loss (classification); pearson, spearman, mse
-    (sequence-regression); f1, exact_match, loss (question-answering); loss, perplexity, accuracy (causal-lm,
+    (sequence-regression); f1, exact_match, loss (question-answering); f1,
+    precision, recall, accuracy, loss (token-classification); loss, perplexity, accuracy (causal-lm,
     seq2seq-lm);
     accuracy_likelihood, accuracy_normalised, loss (multiple-choice); r2, rmse, mae (regression)."""
     max_length: Annotated[int, Field(ge=4)] = 128
-    """Most tokens per example; of a window for question-answering, of the prompt for seq2seq-lm."""
+    """Most tokens per example; of a window for question-answering and token-classification, of the prompt for
+    seq2seq-lm."""
     max_target_length: Annotated[int, Field(ge=4)] | None = None
     """Most tokens of the response (seq2seq-lm); left out, ``max_length``."""
     image: Name | None = None

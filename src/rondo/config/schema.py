@@ -267,7 +267,8 @@ class EvaluationConfig(Section):
     """The mean over classes that the metric ``f1`` is (classification): ``"macro"``, in which all count the same, or
     ``"weighted"`` by their rows. Left out, see ``positive``."""
     per_class: bool = False
-    """Also score the F1 of each class (classification), as ``f1 of CLASS``."""
+    """Also score the F1 of each class (classification), as ``f1 of CLASS``; of token-classification the F1, precision
+    and recall of each type."""
     batch_size: Positive = 64
     """Rows per batch."""
     fine_tune_epochs: Annotated[int, Field(ge=0)] = 0
@@ -278,9 +279,9 @@ class EvaluationConfig(Section):
     local_only: bool = False
     """Also train each client alone, as a baseline."""
     generate: Annotated[int, Field(ge=0)] = 0
-    """Test rows, spread over the test set, that the model answers before and after training (language models, and
-    your tasks that have ``shown`` and ``predicted``). The answers are in ``summary.json``, for multiple-choice
-    with their accuracy."""
+    """Test rows, spread over the test set, that the model answers before and after training (language models,
+    token-classification, and your tasks that have ``shown`` and ``predicted``). The answers are in ``summary.json``,
+    for multiple-choice with their accuracy."""
     max_new_tokens: Positive = 64
     """Most tokens of these answers."""
 

@@ -6,6 +6,8 @@ A user's own task needs no entry: ``task.kind`` names it as ``package.module:Cla
 from __future__ import annotations
 
 import difflib
+import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -28,7 +30,7 @@ class Kind:
     """Transformers' class for its models; None if it has none."""
     outputs: int | None
     """Outputs of the head; None: one per label."""
-    peft: Literal["SEQ_CLS", "CAUSAL_LM", "SEQ_2_SEQ_LM"] | None
+    peft: Literal["SEQ_CLS", "TOKEN_CLS", "CAUSAL_LM", "SEQ_2_SEQ_LM"] | None
     """PEFT's name for it; None if it has none."""
     pipeline: str | None
     """The hub's name for it; None if it has none."""
@@ -50,15 +52,23 @@ class Kind:
         """Whether its models go on with a text that they are given."""
         return self.peft == "CAUSAL_LM"
 
+    @property
+    def of_tokens(self) -> bool:
+        """Whether its models have an output for every token, of which some say where something is."""
+        return self.pipeline in ("question-answering", "token-classification")
+
 
 _CLASS_METRICS = {"accuracy": True, "f1": True, "matthews": True, "auc": True, "loss": False}
 CLASS_KINDS = ("sequence-classification", "image-classification")
 """Kinds whose rows have one of several labels."""
-CLASS_KEYS = ("positive", "f1", "per_class")
-"""Keys of ``[evaluation]`` for these kinds alone."""
+CLASS_KEYS = {"positive": CLASS_KINDS, "f1": CLASS_KINDS, "per_class": (*CLASS_KINDS, "token-classification")}
+"""Keys of ``[evaluation]`` that say how classes are scored, with the kinds that use them."""
 _KEYS = {
-    "text": ("sequence-classification", "sequence-regression", "causal-lm"),
-    **dict.fromkeys(("label", "labels"), CLASS_KINDS),
+    "text": ("sequence-classification", "sequence-regression", "causal-lm", "token-classification"),
+    "label": CLASS_KINDS,
+    "labels": (*CLASS_KINDS, "token-classification"),
+    **dict.fromkeys(("tokens", "tags", "spans", "scheme"), ("token-classification",)),
+    "stride": ("question-answering", "token-classification"),
     "messages": ("causal-lm",),
     "response": ("causal-lm", "seq2seq-lm"),
     "max_target_length": ("seq2seq-lm",),
@@ -66,9 +76,7 @@ _KEYS = {
     **dict.fromkeys(("prompt", "separator"), ("causal-lm", "seq2seq-lm", "multiple-choice")),
     **dict.fromkeys(("choices", "answer", "answer_is", "answer_text", "letters"), ("multiple-choice",)),
     **dict.fromkeys(("image", "image_size", "image_shape"), ("image-classification",)),
-    **dict.fromkeys(
-        ("context", "question", "answers", "answer_start", "stride", "max_answer_tokens"), ("question-answering",)
-    ),
+    **dict.fromkeys(("context", "question", "answers", "answer_start", "max_answer_tokens"), ("question-answering",)),
     "features": ("regression",),
     "target": ("regression", "sequence-regression"),
 }
@@ -147,8 +155,12 @@ def _question_answering(task: Mapping[str, Any], own_data: bool) -> Iterator[Pro
     for key, content in (("context", "text that has the answers"), ("question", "questions"), ("answers", "answers")):
         if task[key] is None:
             yield Problem(f"task.{key}", f"name the column with the {content}")
-    if task["max_length"] < _SHORTEST_WINDOW:
-        message = f"{task['max_length']} leave no room for question and context: raise it to {_SHORTEST_WINDOW} or more"
+    yield from _windows(task, _SHORTEST_WINDOW, "question and context")
+
+
+def _windows(task: Mapping[str, Any], shortest: int, content: str) -> Iterator[Problem]:
+    if task["max_length"] < shortest:
+        message = f"{task['max_length']} leave no room for {content}: raise it to {shortest} or more"
         yield Problem("task.max_length", message)
     if task["stride"] is not None and task["stride"] > task["max_length"] // 2:
         message = f"above half of task.max_length = {task['max_length']}, so windows would hardly move: lower it"
@@ -158,6 +170,30 @@ def _question_answering(task: Mapping[str, Any], own_data: bool) -> Iterator[Pro
 _SHORTEST_WINDOW = 32
 """Tokens with which windows move on: a quarter of them is the question's, at most half is shared with the window
 before, and special tokens are few."""
+
+
+def _token_classification(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
+    first, second = ("text", "spans") if task["text"] is not None or task["spans"] is not None else ("tokens", "tags")
+    if isinstance(task["text"], list):
+        yield Problem("task.text", "token-classification takes one text column: name one")
+    contents = {"text": "texts", "spans": "spans", "tokens": "lists of words", "tags": "lists of tags"}
+    for key in (first, second):
+        if task[key] is None:
+            remedy = " (or task.text and task.spans)" if first == "tokens" else ""
+            yield Problem(f"task.{key}", f"name the column with the {contents[key]}{remedy}")
+    for key in ("tokens", "tags", "scheme"):
+        if first == "text" and task[key] is not None:
+            yield Problem(f"task.{key}", "task.text and task.spans take its place: remove it, or these two")
+    yield from _windows(task, _SHORTEST_ROW, "words")
+    names = task["labels"] or ["O"]
+    types = dict.fromkeys(re.sub("^[BI]-", "", name) for name in names if name != "O")
+    wanted = ["O", *(f"{mark}-{kind}" for kind in types for mark in "BI")]
+    if set(names) != set(wanted):
+        yield Problem("task.labels", f"name all tags of IOB2: {json.dumps(wanted, ensure_ascii=False)}")
+
+
+_SHORTEST_ROW = 8
+"""Tokens with which windows move on: special tokens are few, and at most half is shared with the window before."""
 
 
 def _multiple_choice(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
@@ -236,6 +272,18 @@ TABLE: dict[str, Kind] = {
         builtin=None,
         metrics={"f1": True, "exact_match": True, "loss": False},
         checks=_question_answering,
+    ),
+    "token-classification": Kind(
+        cls="rondo.tasks.language.tagging.token_classification:TokenClassification",
+        inputs="text",
+        auto="AutoModelForTokenClassification",
+        outputs=None,
+        peft="TOKEN_CLS",
+        pipeline="token-classification",
+        head=True,
+        builtin=None,
+        metrics={"f1": True, "precision": True, "recall": True, "accuracy": True, "loss": False},
+        checks=_token_classification,
     ),
     "causal-lm": Kind(
         cls="rondo.tasks.language.causal_lm:CausalLM",
@@ -323,7 +371,7 @@ def check(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
     elif task["metric"] is not None and ":" in kind:
         yield Problem("task.metric", "a task of one's own names its metric itself (Task.primary): remove it")
     elif ":" not in kind:
-        near = difflib.get_close_matches(kind, TABLE, n=2)
+        near = difflib.get_close_matches(kind, TABLE)
         fallback = " (one of your own is given as package.module:Class)"
         hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else fallback
         yield Problem("task.kind", f"should be one of {', '.join(map(repr, TABLE))}, got {kind!r}{hint}")

@@ -272,7 +272,7 @@ def other_rows(
     else:
         rows = rows_of(data, key)
     if not answers:
-        unread = dict.fromkeys(("label", "response", "target", "answer", "answers", "answer_start"))
+        unread = dict.fromkeys(("label", "response", "target", "answer", "answers", "answer_start", "tags", "spans"))
         task = config.task.model_copy(update=unread)
         config = config.model_copy(update={"task": task})
     whole = answers or (kind is not None and kind.inputs != "text")
@@ -308,6 +308,7 @@ class _Checker:
         self.config, self.owner = config, owner
         self.columns = row_check(config.task, labels, owner)
         self.kind = task_class(config.task.kind)
+        self.task = config.task.model_copy(update={"labels": list(labels)}) if labels else config.task
         self.late = sampled and self.kind.opened.__func__ is not Task.opened.__func__  # type: ignore[attr-defined]
         self.room = Room.of(config.data)
         self.loaded = self.dropped = 0
@@ -382,7 +383,7 @@ class _Checker:
             self._take_room(given, row)
             problem = self.columns(row, number)
             if problem is None and whole and opening:
-                problem = self.kind.problem(self.config.task, row, number)
+                problem = self.kind.problem(self.task, row, number)
             if problem is None:
                 kept[index] = row
             else:

@@ -31,10 +31,13 @@ def find_labels(config: RunConfig, source: Source) -> tuple[str, ...]:
     Raises :class:`ConfigError` if no row has the label column, or if the column has no classes: fewer than 2 labels or
     more than 1000, numbers to predict, or names of rows.
     """
-    if not task_class(config.task.kind).classes:
+    cls = task_class(config.task.kind)
+    if not cls.classes:
         return ()
     if config.task.labels is not None:
         return tuple(config.task.labels)
+    if (names := cls.label_names(config.task, _rows(source))) is not None:
+        return names
     column = config.task.label or ""
     places, count, unusable, numbers = _labels(config, source)
     if len(places) < 2:
@@ -50,8 +53,11 @@ def find_labels(config: RunConfig, source: Source) -> tuple[str, ...]:
 def label_names(config: RunConfig, source: Source) -> tuple[str, ...]:
     """The labels of a part of a run's rows, which may be a single one; none for a task without classes. Raises
     :class:`ConfigError` as :func:`find_labels` does, but for too few labels."""
-    if not task_class(config.task.kind).classes:
+    cls = task_class(config.task.kind)
+    if not cls.classes:
         return ()
+    if (names := cls.label_names(config.task, _rows(source))) is not None:
+        return names
     places, count, _, numbers = _labels(config, source)
     if places and (fault := _fault(places, count)):
         raise ConfigError.at("task.label", f"column {config.task.label!r} has {fault}")
@@ -180,6 +186,10 @@ def _number(name: str) -> float | None:
         return float(name)
     except ValueError:
         return None
+
+
+def _rows(source: Source) -> Iterator[Row]:
+    return (row for _, row in _placed(source))
 
 
 def _placed(source: Source) -> Iterator[tuple[str, Row]]:

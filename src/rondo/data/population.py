@@ -19,6 +19,7 @@ from rondo.data.partition.deal import NOBODY, histogram
 from rondo.data.remarks import mixed_pixels, remarks, trained_on
 from rondo.data.units import Parting, persons_of, units_of, with_examples
 from rondo.errors import ConfigError
+from rondo.tasks.make import task_class
 from rondo.tasks.row_checks import value_name
 from rondo.tasks.task import Example, Store, Task
 
@@ -240,6 +241,8 @@ def _owners(members: Members) -> str:
 
 def _labels(config: RunConfig, rows: Rows) -> dict[str, int] | None:
     """Number of rows per label; None if the rows have none."""
+    if (names := task_class(config.task.kind).counted(config.task, rows)) is not None:
+        return histogram(names)
     label = config.task.label
     return histogram([value_name(row[label]) for row in rows]) if label is not None else None
 

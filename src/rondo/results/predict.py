@@ -1,4 +1,4 @@
-"""Predictions for new rows: labels, numbers, answers of a context, responses of a language model."""
+"""Predictions for new rows: labels, numbers, entities, answers of a context, responses of a language model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def predict(
     ``allow_code``: import a network of one's own that the run names; a directory may be anybody's.
     ``allow_changed``: predict even if the base model is not that of the run.
 
-    A classifier gives ``label`` and its ``probability``, multiple choice ``choice`` and its ``probability``, a
+    Token classification gives ``spans``, a list of ``start``, ``end``, ``label``, ``text`` and ``score``. Start and end
+    count characters of a text, or tokens of a list. A classifier gives ``label`` and its ``probability``,
+    multiple choice ``choice`` and its ``probability``, a
     regression ``prediction``. Question answering gives ``answer``, its ``probability`` among the answers that its
     window allows, and ``answer_start``, the character of the context where it starts (None, and an empty answer, where
     the question has none). A language model gives a ``response``, which continues or answers the prompt, the

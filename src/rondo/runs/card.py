@@ -180,7 +180,7 @@ def _data(facts: Facts) -> Iterator[tuple[str, str]]:
 
 _COLUMNS = (
     *("text", "prompt", "response", "messages", "context", "question", "answers", "answer_start"),
-    *("image", "features", "target", "label"),
+    *("tokens", "tags", "spans", "image", "features", "target", "label"),
 )
 
 
@@ -259,7 +259,7 @@ def _loading(facts: Facts) -> dict[str, Any]:
     }
 
 
-_PIPELINES = ("text-classification", "text-generation")
+_PIPELINES = ("text-classification", "token-classification", "text-generation")
 """Pipelines of transformers for texts; version 5 has none for question answering or sequence to sequence."""
 
 

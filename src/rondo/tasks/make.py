@@ -10,6 +10,7 @@ from rondo.config.schema import RunConfig
 from rondo.config.task_kinds import CLASS_KEYS, TABLE
 from rondo.errors import ConfigError, Problem
 from rondo.tasks.class_scores import ClassTask
+from rondo.tasks.language.tagging.token_classification import TokenClassification
 from rondo.tasks.task import Task
 
 
@@ -32,6 +33,8 @@ def make(config: RunConfig, tokenizer: Any, labels: Sequence[str]) -> Task:
     task = task_class(kind).of(config.task, tokenizer, labels)
     if metric is not None:
         task = task.judged_by(metric, higher_is_better=TABLE[kind].metrics[metric])
+    if isinstance(task, TokenClassification):
+        return task.scored_by(per_class=asked.per_class)
     keys = [key for key in CLASS_KEYS if getattr(asked, key)]
     if keys and not isinstance(task, ClassTask):
         message = f"{kind!r} scores no classes as Rondo's tasks do: remove it"

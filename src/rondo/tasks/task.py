@@ -119,7 +119,8 @@ class Task(ABC):
     higher_is_better: bool = False
     """Whether higher values of :attr:`primary` are better."""
     classes: ClassVar[bool] = False
-    """Whether every row has one of several labels, in the column ``task.label``."""
+    """Whether the outputs are named classes, which all parts of a run have in the same order: those of the labels in
+    the column ``task.label``, unless :meth:`label_names` says others."""
     precision: ClassVar[torch.dtype] = torch.float32
     """The dtype that ``train.precision = "exact"`` computes in."""
     least_squares: ClassVar[str | None] = None
@@ -176,6 +177,17 @@ class Task(ABC):
         """``config`` with the settings filled in that the user left open and the training rows know. Default: as it is.
         Raises :class:`rondo.errors.ConfigError` for settings that do not fit the rows."""
         return config
+
+    @classmethod
+    def label_names(cls, config: TaskConfig, rows: Iterable[Row]) -> tuple[str, ...] | None:
+        """The names of the classes for training rows, in their order; bad rows have none. Default: None, the labels are
+        in the column ``task.label``."""
+        return None
+
+    @classmethod
+    def counted(cls, config: TaskConfig, rows: Iterable[Row]) -> list[str] | None:
+        """The names that the account of a client's rows counts. Default: None, its labels."""
+        return None
 
     @classmethod
     def opened(cls, config: TaskConfig, row: Row) -> dict[str, Any]:

@@ -242,14 +242,14 @@ def _task_checks(config: RunConfig, own_data: bool) -> Iterator[Problem]:
     if kind is not None and not kind.head and config.model.head is not None:
         yield Problem("model.head", f"a {config.task.kind} model has no task head; remove it")
     yield from tasks.check(config.task.model_dump(), own_data)
-    asked = [key for key in tasks.CLASS_KEYS if getattr(config.evaluation, key)]
-    if kind is not None and config.task.kind not in tasks.CLASS_KINDS:
-        message = f"only kind = {' and '.join(map(repr, tasks.CLASS_KINDS))} use it: remove it, or set task.kind"
-        yield from (Problem(f"evaluation.{key}", message) for key in asked)
+    for key, users in tasks.CLASS_KEYS.items() if kind is not None else ():
+        if getattr(config.evaluation, key) and config.task.kind not in users:
+            message = f"only kind = {' and '.join(map(repr, users))} use it: remove it, or set task.kind"
+            yield Problem(f"evaluation.{key}", message)
     if config.evaluation.positive is not None and config.evaluation.f1 is not None:
         message = "a mean over all classes, and evaluation.positive names one class: remove one of the two"
         yield Problem("evaluation.f1", message)
-    if config.evaluation.generate and kind is not None and not kind.generates:
+    if config.evaluation.generate and kind is not None and not (kind.generates or kind.peft == "TOKEN_CLS"):
         message = f"{config.task.kind!r} generates no text: remove it, or set task.kind = 'causal-lm' or 'seq2seq-lm'"
         yield Problem("evaluation.generate", message)
 

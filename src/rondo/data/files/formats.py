@@ -1,4 +1,5 @@
-"""Rows in files: CSV, TSV, JSON, JSON lines and Parquet, packed by gzip or in shards, and folders of ``datasets``."""
+"""Rows in files: CSV, TSV, JSON, JSON lines, Parquet and CoNLL's, packed by gzip or in shards, and folders of
+``datasets``."""
 
 from __future__ import annotations
 
@@ -12,11 +13,12 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from rondo.data.files import conll
 from rondo.data.files.placed import Counted, Lines, PlacedRows
 from rondo.data.files.room import Room, TextForm
 from rondo.data.files.tables import Rows, dataset_rows, named_classes
 
-SUFFIXES = {".csv": ",", ".tsv": "\t", ".json": "", ".jsonl": "", ".parquet": ""}
+SUFFIXES = {".csv": ",", ".tsv": "\t", ".json": "", ".jsonl": "", ".parquet": "", **dict.fromkeys(conll.SUFFIXES, "")}
 """Endings of files with rows, and the separators of their columns."""
 _ROWS_FIELDS = ("data", "rows", "train", "examples", "records", "instances")
 """Fields in which a JSON object may have its rows."""
@@ -100,6 +102,8 @@ def read_file(path: Path, room: Room, *, one_client: bool = False) -> PlacedRows
     lines: array[int] | None
     if suffix in (".csv", ".tsv"):
         rows, lines = _separated(io.StringIO(text, newline=""), suffix, room.form)
+    elif suffix in conll.SUFFIXES:
+        rows, lines = conll.of_columns(text, room.form.separator)
     else:
         rows, lines = _of_json(text, one_client) if suffix == ".json" else _of_lines(text)
     for number, row in enumerate(rows):

@@ -109,6 +109,7 @@ def dataset_rows(table: datasets.Dataset) -> Rows:
 
     rows: Rows = table.to_list()
     for column, feature in table.features.items():
+        feature = getattr(feature, "feature", feature)  # of a list
         if isinstance(feature, datasets.ClassLabel):
             _name_classes(rows, column, feature.names)
     return rows
@@ -119,7 +120,8 @@ def named_classes(rows: Rows, schema: pyarrow.Schema) -> None:
     Its ``schema`` then says which columns hold classes."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        classes = {c: f["names"] for c, f in features.items() if f.get("_type") == "ClassLabel"}
+        inner = {c: f["feature"] if isinstance(f.get("feature"), dict) else f for c, f in features.items()}
+        classes = {c: f["names"] for c, f in inner.items() if f.get("_type") == "ClassLabel"}
     except (KeyError, ValueError, TypeError, AttributeError):
         return  # another program wrote the file
     for column, names in classes.items():
@@ -129,6 +131,10 @@ def named_classes(rows: Rows, schema: pyarrow.Schema) -> None:
 
 def _name_classes(rows: Rows, column: str, names: Sequence[str]) -> None:
     named = [ClassName(name, place) for place, name in enumerate(names)]
+
+    def name(value: Any) -> Any:
+        return named[value] if isinstance(value, int) and 0 <= value < len(named) else None
+
     for row in rows:
         value = row[column]
-        row[column] = named[value] if isinstance(value, int) and 0 <= value < len(named) else None
+        row[column] = [name(part) for part in value] if isinstance(value, list) else name(value)

@@ -208,7 +208,7 @@ def _of_whole_training(config: RunConfig) -> Iterator[Problem]:
 
 def _text_problems(config: RunConfig, opened: _Found, limits: RowLimits) -> Iterator[Problem]:
     """Everything that a model does not allow of texts."""
-    limit, evaluation = limits.read, config.evaluation
+    limit, evaluation, kind = limits.read, config.evaluation, tasks.TABLE[config.task.kind]
     if config.task.max_length > limit:
         message = f"{config.task.max_length}, but this model takes {limit} tokens: lower it to {limit}"
         yield Problem("task.max_length", message)
@@ -220,7 +220,7 @@ def _text_problems(config: RunConfig, opened: _Found, limits: RowLimits) -> Iter
     room = limit - config.task.max_length
     if limits.written is not None:
         yield from _decoder_problems(config, limits.written)
-    elif evaluation.generate and 0 <= room < evaluation.max_new_tokens:
+    elif evaluation.generate and kind.generates and 0 <= room < evaluation.max_new_tokens:
         message = f"{evaluation.max_new_tokens} after up to task.max_length = {config.task.max_length} tokens, and "
         yield Problem("evaluation.max_new_tokens", f"{message}this model takes {limit}: lower one of the two")
     embedding = None
@@ -237,8 +237,7 @@ def _text_problems(config: RunConfig, opened: _Found, limits: RowLimits) -> Iter
         else:
             message += "name the tokenizer's own model"
         yield Problem("model.name", message)
-    classifies = tasks.TABLE[config.task.kind].head and config.task.kind != "question-answering"
-    if classifies and getattr(opened.known, "summary_type", None) == "last":
+    if kind.head and not kind.of_tokens and getattr(opened.known, "summary_type", None) == "last":
         message = "it classifies by a row's last token (XLNet), and rows are padded behind it: name another"
         yield Problem("model.name", message)
 

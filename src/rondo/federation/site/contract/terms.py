@@ -94,7 +94,10 @@ def of_code(config: RunConfig, contract: Contract) -> Term:
 
 _MOST_DECAY = 0.1
 """Largest share of a tensor's change that a step may take back."""
-_PREDICTED = ("task.response", "task.answers", "task.answer_start", "task.answer", "task.target")
+_PREDICTED = (
+    *("task.response", "task.answers", "task.answer_start", "task.answer", "task.target"),
+    *("task.tags", "task.spans"),
+)
 """Keys of columns that a run learns to predict, beside ``task.label``."""
 
 

@@ -62,7 +62,7 @@ def tokenizer_of(config: RunConfig) -> object:
 
 def _made(config: RunConfig, labels: Sequence[str]) -> nn.Module:
     kind = config.task.kind
-    if kind not in tasks.TABLE or not tasks.TABLE[kind].head or kind == "question-answering":
+    if kind not in tasks.TABLE or not tasks.TABLE[kind].head or tasks.TABLE[kind].of_tokens:
         message = f"{config.model.name!r} classifies or predicts numbers, and task.kind is {kind!r}: name another"
         raise ConfigError.at("model.name", message)
     try:
