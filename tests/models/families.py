@@ -21,7 +21,7 @@ Outcome = Literal["together", "one at a time", "refused", "none"]
 """The clients of a run share calls, or train one at a time; the model is refused; transformers has no such model."""
 
 
-Kind = Literal["sequence-classification", "causal-lm", "seq2seq-lm", "image-classification"]
+Kind = Literal["sequence-classification", "token-classification", "causal-lm", "seq2seq-lm", "image-classification"]
 Shortcut = Literal[
     "clients together", "prefix reuse", "first token only", "targets-only logits", "packing", "checkpointing"
 ]
@@ -38,6 +38,8 @@ class Family:
     """Layers of its attention, in place of all linear ones."""
     classifies: tuple[Outcome, Outcome] = ("together", "together")
     """As a classifier, with all linear layers adapted and with those of ``attention``."""
+    tags: tuple[Outcome, Outcome] | None = None
+    """As a classifier of tokens, likewise; None: as a classifier of texts."""
     speaks: tuple[Outcome, Outcome] = ("none", "none")
     """As a causal language model, likewise."""
     writes: tuple[Outcome, Outcome] = ("none", "none")
@@ -47,6 +49,10 @@ class Family:
     shortcuts: Mapping[Kind, Mapping[Shortcut, str]] = field(default_factory=dict)
     """By kind of task, the shortcuts that it does not allow where only its upper layer is adapted, with the manifest's
     reasons. Left out where shortcuts are not tried (``test_shortcuts_of_families.py``)."""
+
+    @property
+    def finds(self) -> tuple[Outcome, Outcome]:
+        return self.classifies if self.tags is None else self.tags
 
 
 ALL: tuple[Outcome, Outcome] = ("together", "together")
@@ -185,6 +191,7 @@ FAMILIES: dict[str, Family] = {
         {**_OWN, "d_model": 32, "n_layer": 2, "n_head": 2, "d_inner": 48},
         ("layer_1", "layer_2"),
         classifies=NO,
+        tags=ONE,
         speaks=NO,
         note="classifies by the last token, where rows are padded; sees the words that it is to predict",
     ),
@@ -206,6 +213,7 @@ FAMILIES: dict[str, Family] = {
         "BartConfig",
         _BART,
         _Q,
+        tags=NONE,
         speaks=ALL,
         writes=ALL,
         note=f"as a classifier its tokenizer must end every row; {_CROSS}",
@@ -215,6 +223,7 @@ FAMILIES: dict[str, Family] = {
         "MBartConfig",
         _BART,
         _Q,
+        tags=NONE,
         speaks=ALL,
         writes=ALL,
         note="its tokenizer must end every row, for sequence to sequence with `decoder_start_token_id`, as mBART-50's "
@@ -308,12 +317,20 @@ FAMILIES: dict[str, Family] = {
     "Gemma": Family("GemmaConfig", _GEMMA, _Q, speaks=ALL),
     "Gemma 2": Family("Gemma2Config", {**_GEMMA, "sliding_window": 8}, _Q, speaks=ALL),
     "Gemma 3": Family(
-        "Gemma3TextConfig", {**_GEMMA, "sliding_window": 8}, _Q, speaks=ALL, note="text models", shortcuts=_DECODER
+        "Gemma3TextConfig",
+        {**_GEMMA, "sliding_window": 8},
+        _Q,
+        tags=NONE,
+        speaks=ALL,
+        note="text models",
+        shortcuts=_DECODER,
     ),
     "Mistral": Family("MistralConfig", {**_LLAMA, "sliding_window": 8}, _Q, speaks=ALL, shortcuts=_DECODER),
     "Phi": Family("PhiConfig", _LLAMA, _Q, speaks=ALL, shortcuts=_DECODER),
     "Phi-3": Family("Phi3Config", _LLAMA, ("qkv_proj",), speaks=ALL),
-    "OPT": Family("OPTConfig", {**_BERT, "ffn_dim": 48, "word_embed_proj_dim": 32}, _Q, speaks=ALL, shortcuts=_DECODER),
+    "OPT": Family(
+        "OPTConfig", {**_BERT, "ffn_dim": 48, "word_embed_proj_dim": 32}, _Q, tags=NONE, speaks=ALL, shortcuts=_DECODER
+    ),
     "GPT-2": Family(
         "GPT2Config",
         {**_OWN, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": LONGEST},
@@ -338,6 +355,7 @@ FAMILIES: dict[str, Family] = {
         {**_BERT, "image_size": 16, "patch_size": 8},
         _Q,
         classifies=NO,
+        tags=NONE,
         speaks=NO,
         note="no text model",
         shortcuts={
@@ -368,6 +386,7 @@ def tokenizer() -> Any:
 
 AUTO = {
     "sequence-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
     "causal-lm": "AutoModelForCausalLM",
     "seq2seq-lm": "AutoModelForSeq2SeqLM",
     "image-classification": "AutoModelForImageClassification",
@@ -391,10 +410,11 @@ def save(family: Family, kind: Kind, folder: Path) -> Path:
 
 def table() -> list[str]:
     """The rows of the table in docs/models.md. Families of which the same holds share one."""
-    rows = ["| families | classification | language model | sequence to sequence | clients | note |", "|---" * 6 + "|"]
+    kinds = "classification | token classification | language model | sequence to sequence"
+    rows = [f"| families | {kinds} | clients | note |", "|---" * 7 + "|"]
     alike: dict[tuple[str, ...], list[str]] = {}
     for name, family in FAMILIES.items():
-        allowed = map(_allowed, (family.classifies, family.speaks, family.writes))
+        allowed = map(_allowed, (family.classifies, family.finds, family.speaks, family.writes))
         alike.setdefault((*allowed, _clients(family), family.note), []).append(name)
     return rows + [
         f"| {' | '.join([', '.join(names), *cells])} |".replace("|  |", "| |") for cells, names in alike.items()
@@ -403,7 +423,12 @@ def table() -> list[str]:
 
 def what_works() -> list[str]:
     """The table at the head of docs/models.md: families by task, and those that need named layers."""
-    tasks = {"classification": "classifies", "language model": "speaks", "sequence to sequence": "writes"}
+    tasks = {
+        "classification": "classifies",
+        "token classification": "finds",
+        "language model": "speaks",
+        "sequence to sequence": "writes",
+    }
     rows = ["| task | families |", "|---|---|"]
     for task, does in tasks.items():
         by_outcome = {name: _allowed(getattr(family, does)) for name, family in FAMILIES.items()}
@@ -434,7 +459,9 @@ def _allowed(outcomes: tuple[Outcome, Outcome]) -> str:
 
 
 def _clients(family: Family) -> str:
-    trained = [o for o in (*family.classifies, *family.speaks, *family.writes) if o not in ("refused", "none")]
+    trained = [
+        o for o in (*family.classifies, *family.finds, *family.speaks, *family.writes) if o not in ("refused", "none")
+    ]
     if len(set(trained)) == 2:
         return "one at a time; together without such projections"
     return trained[0] if trained else ""

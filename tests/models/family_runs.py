@@ -24,6 +24,7 @@ from small_runs import write_rows
 
 CPU = torch.device("cpu")
 LABELS = ("neg", "pos")
+TAGS = ("O", "B-A", "I-A")
 
 WORDS_PER_ROW = ((7, 3), (LONGEST - 2,), (11, 5, 16))
 """Of each client's rows. The longest one has as many tokens as the model takes."""
@@ -34,11 +35,13 @@ ANSWER_WORDS = (4, 9, 6, LONGEST - 2, 3, 7)
 
 def configured(folder: Path, kind: Kind, layers: Any, **adapter: Any) -> RunConfig:
     columns: dict[str, Any] = {"text": "text", "max_length": LONGEST}
+    if kind == "token-classification":
+        columns = {"tokens": "tokens", "tags": "tags", "max_length": LONGEST}
     if kind == "image-classification":
         columns = {"image": "image", "image_shape": [16, 16, 3]}
     if kind == "seq2seq-lm":
         columns = {"prompt": "text", "response": "answer", "max_length": LONGEST}
-    elif kind != "causal-lm":
+    elif kind not in ("causal-lm", "token-classification"):
         columns["label"] = "label"
     return load(
         {
@@ -53,7 +56,7 @@ def configured(folder: Path, kind: Kind, layers: Any, **adapter: Any) -> RunConf
     )
 
 
-def sentences() -> tuple[list[dict[str, str]], ...]:
+def sentences() -> tuple[list[dict[str, Any]], ...]:
     """The rows of three clients."""
     count, clients = 0, []
     for lengths in WORDS_PER_ROW:
@@ -64,7 +67,8 @@ def sentences() -> tuple[list[dict[str, str]], ...]:
                 " ".join(WORDS[(17 * count + step * i) % len(WORDS)] for i in range(size))
                 for step, size in ((5, length), (7, ANSWER_WORDS[count - 1]))
             )
-            texts.append({"text": words, "label": LABELS[count % 2], "answer": answer})
+            tagged = {"tokens": words.split(), "tags": [("O", "B-A")[i % 2] for i in range(length)]}
+            texts.append({"text": words, "label": LABELS[count % 2], "answer": answer, **tagged})
         clients.append(texts)
     return tuple(clients)
 
@@ -81,6 +85,11 @@ def pictures() -> tuple[list[dict[str, Any]], ...]:
     )
 
 
+def classes(config: RunConfig) -> tuple[str, ...]:
+    """The names of the classes; none of a language model."""
+    return TAGS if config.task.tags else LABELS if config.task.label else ()
+
+
 def encoded(task: Task) -> tuple[list[Any], ...]:
     """The examples of three clients."""
     rows = sentences() if task.padded else pictures()
@@ -89,7 +98,7 @@ def encoded(task: Task) -> tuple[list[Any], ...]:
 
 def opened(config: RunConfig) -> tuple[AdaptedTransformer, Task, tuple[list[Any], ...]]:
     """The model, its task and the clients' examples, after the trial. Raises :class:`ConfigError`."""
-    outline = look(config, LABELS if config.task.label else ())
+    outline = look(config, classes(config))
     if outline.problems:
         raise ConfigError(list(outline.problems))
     model = outline.load(config, CPU)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from families import FAMILIES, LONGEST, WORDS, Family, Outcome, save, table, what_works
-from family_runs import LABELS, Kind, assert_close, configured, drawn, opened, trained
+from family_runs import LABELS, Kind, assert_close, classes, configured, drawn, opened, trained
 
 import rondo
 from rondo.config import RunConfig
@@ -32,6 +32,7 @@ def cases() -> list[Any]:
     for name, family in FAMILIES.items():
         kinds = (
             ("sequence-classification", family.classifies),
+            ("token-classification", family.finds),
             ("causal-lm", family.speaks),
             ("seq2seq-lm", family.writes),
         )
@@ -73,12 +74,16 @@ def assert_stock_peft_agrees(
     folder: Path, config: RunConfig, model: Transformer, task: Task, examples: Sequence[Any], seen: Params
 ) -> None:
     """A client's trained tensors, written and loaded by stock PEFT, give its logits."""
-    model.save(folder, seen, {}, LABELS)
+    model.save(folder, seen, {}, classes(config))
     base = load_base(config, model.name, model.known, model.tokenizer, config.seed + 1).module
     inputs, targets = task.collate(examples)
     ours, theirs = model.network(add_client_axis(seen), {}, inputs), peft.stock_model(base, folder)(**inputs).logits
     if ours.dim() == 3:  # logits at padding mean nothing
-        real = targets["labels"] >= 0 if "decoder_input_ids" in inputs else inputs["attention_mask"].bool()
+        real = (
+            targets["labels"] >= 0
+            if "labels" in targets and "decoder_input_ids" in inputs
+            else inputs["attention_mask"].bool()
+        )
         ours, theirs = ours[real], theirs[real]
     assert_close(ours, theirs, 1e-4 * max(1.0, float(theirs.abs().max())))
     start = {n: t for n, t in model.network.initial.items() if not n.startswith(HEAD_PREFIX)}
