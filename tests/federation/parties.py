@@ -35,8 +35,8 @@ TEST = reviews(12, seed=3)
 OPEN = Contract.model_validate(
     {
         "rows": {
-            "inputs": ["text", "first", "second", "context", "question", "image"],
-            "labels": ["label", "who", "answers", "score"],
+            "inputs": ["text", "first", "second", "context", "question", "image", "tokens"],
+            "labels": ["label", "who", "answers", "score", "tags"],
         },
         "training": {
             "tensors": "whole",

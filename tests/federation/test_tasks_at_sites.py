@@ -23,6 +23,7 @@ from rondo.federation.server.remote_run import loaded
 from rondo.runs.assembling.assemble import assemble
 from rondo.tasks.language import causal_lm
 from small_runs import GOOD, NEUTRAL, reviews, save_tiny_bert, settings, write_rows
+from tagged_rows import tagged
 
 
 def asked(count: int, seed: int) -> list[dict[str, Any]]:
@@ -40,6 +41,11 @@ def rated(count: int, seed: int) -> list[dict[str, Any]]:
     return [{"text": row["text"], "score": len(row["text"]) / 10} for row in reviews(count, seed)]
 
 
+def entities(count: int, seed: int) -> list[dict[str, Any]]:
+    """Sentences of one window or more with their tags as JSON."""
+    return [{key: json.dumps(row[key]) for key in ("tokens", "tags")} for row in tagged(count, seed)]
+
+
 DATED = (
     "Today is {{ strftime_now('%d %b %Y') }}\n{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -47,11 +53,12 @@ DATED = (
 KINDS: dict[str, Any] = {
     "question-answering": (asked, {"context": "context", "question": "question", "answers": "answers", "stride": 8}),
     "sequence-regression": (rated, {"text": "text", "target": "score"}),
+    "token-classification": (entities, {"tokens": "tokens", "tags": "tags", "max_length": 16, "stride": 4}),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["question-answering", pytest.param("sequence-regression", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", KINDS)
 def test_federation_equals_the_simulation(kind: str, tmp_path: Path) -> None:
     make, keys = KINDS[kind]
     rows = {name: make(count, i) for i, (name, count) in enumerate({"ann": 9, "bob": 6, "cid": 12}.items())}

@@ -29,6 +29,8 @@ from rondo.privacy.steps.private_step import PrivateSteps
 from rondo.runs.assembling.assemble import assemble
 from rondo.runs.assembling.given import Given
 from small_runs import NEUTRAL, reviews
+from tagged_rows import CLASSES, tagged
+from tagged_rows import TASK as TAGGED
 
 Table = list[dict[str, Any]]
 CLIP = 1e-3
@@ -197,6 +199,7 @@ KINDS: dict[str, list[tuple[Callable[[int], Table], str, dict[str, Any]]]] = {
     ],
     "sequence-regression": [(rated, "bert", {"text": "text", "target": "score", "max_length": 32})],
     "question-answering": [(asked, "bert", ASKED)],
+    "token-classification": [(tagged, "bert", {**TAGGED, "scheme": "IOB2", "labels": CLASSES})],
     "causal-lm": [(questions, "llama", {"prompt": "question", "response": "answer", "max_length": 80})],
     "multiple-choice": [
         (questions, "llama", {"prompt": "question", "choices": "choices", "answer": "answer", "max_length": 80})
