@@ -38,6 +38,7 @@ def test_sentences_are_rows(tmp_path: Path) -> None:
 
 def test_tabs_and_a_separator_of_ones_own() -> None:
     assert of_columns("New York\tB-LOC\nis\tO\n", None)[0] == [{"tokens": ["New York", "is"], "tags": ["B-LOC", "O"]}]
+    assert of_columns("a\u2028b\tO\r\n", None)[0] == [{"tokens": ["a\u2028b"], "tags": ["O"]}]
     assert of_columns("New York|B-LOC\n", "|")[0] == [{"tokens": ["New York"], "tags": ["B-LOC"]}]
 
 

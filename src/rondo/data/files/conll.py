@@ -42,7 +42,7 @@ def of_columns(text: str, separator: str | None) -> tuple[Rows, array[int]]:
 
 def _sentences(text: str, separator: str | None) -> Iterator[tuple[int, list[list[str]]]]:
     """The lines of each sentence, in columns, and the number of the first one."""
-    numbered = enumerate(text.splitlines(), 1)
+    numbered = enumerate((line.rstrip("\r") for line in text.split("\n")), 1)
     for filled, group in groupby(numbered, lambda pair: bool(pair[1].strip())):
         if filled:
             lines = list(group)
