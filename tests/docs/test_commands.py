@@ -27,6 +27,7 @@ PAGES = [
 ELSEWHERE = {
     "docs/how-to/chats.md": "tests/test_package.py",
     "docs/tutorial.md": "tests/docs/test_tutorial.py",
+    "docs/how-to/token-classification.md": "tests/docs/test_token_page.py",
     "docs/how-to/federate-server.md": "tests/federation/test_how_to.py",
     "docs/how-to/federate-site.md": "tests/federation/test_how_to.py",
 }

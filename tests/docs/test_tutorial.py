@@ -53,26 +53,37 @@ class Reader:
         assert process.returncode == 0, command[-1] + said + logs
         return said
 
+    def follow(self, page: str, **changes: str) -> dict[str, str]:
+        """Write the files of a page and run its blocks, in order; return what each printed. ``changes``: patterns in
+        the page and what stands there instead."""
+        seen = {}
+        for fence in fences(page):
+            text = fence.text
+            for pattern, other in changes.items():
+                text = re.sub(pattern, other, text, flags=re.M)
+            if fence.reason or fence.language == "json":
+                continue
+            if fence.title:
+                (self.folder / fence.title).write_text(text, encoding="utf-8")
+            elif fence.language == "python":
+                seen[fence.text] = self.run("python", "-c", text)
+            else:
+                assert fence.language == "sh"
+                seen[fence.text] = self.run("bash", "-ec", text)
+        return seen
+
+
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return str(free.getsockname()[1])
+
 
 def test_tutorial_from_its_first_command_to_its_last(tmp_path: Path) -> None:
     """Word for word, but for the demo's rounds (make demo has them all) and the port."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
     folder = tmp_path / "empty"
     folder.mkdir()
-    reader = Reader(folder)
-    seen = {}
-    for fence in fences("docs/tutorial.md"):
-        text = re.sub(r"^rondo demo$", "rondo demo --set rounds=1", fence.text, flags=re.M).replace("9092", port)
-        if fence.reason:
-            continue
-        if fence.title:
-            (folder / fence.title).write_text(text, encoding="utf-8")
-        elif fence.language == "python":
-            seen[fence.text] = reader.run("python", "-c", text)
-        else:
-            assert fence.language == "sh"
-            seen[fence.text] = reader.run("bash", "-ec", text)
+    changes = {r"^rondo demo$": "rondo demo --set rounds=1", "9092": free_port()}
+    seen = Reader(folder).follow("docs/tutorial.md", **changes)
     said = "".join(seen.values())
     accuracy = re.search(r"accuracy +│ +([\d.]+) │ +([\d.]+)", seen[next(c for c in seen if "report" in c)])
     assert accuracy is not None, said

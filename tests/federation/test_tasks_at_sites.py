@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from datetime import date
 from itertools import count
 from pathlib import Path
@@ -23,7 +24,7 @@ from rondo.federation.server.remote_run import loaded
 from rondo.runs.assembling.assemble import assemble
 from rondo.tasks.language import causal_lm
 from small_runs import GOOD, NEUTRAL, reviews, save_tiny_bert, settings, write_rows
-from tagged_rows import tagged
+from tagged_rows import CLASSES, tagged
 
 
 def asked(count: int, seed: int) -> list[dict[str, Any]]:
@@ -84,6 +85,25 @@ def test_federation_equals_the_simulation(kind: str, tmp_path: Path) -> None:
     assert adapters[0] == adapters[1]
     assert [r["scores"] for r in result.history] == [r["scores"] for r in expected.history]
     assert "other" in result.metrics["more_tests"]
+
+
+@pytest.mark.slow
+def test_sites_agree_on_the_types_of_entities(tmp_path: Path) -> None:
+    """The server says which site has which tags, and the line that names all."""
+    rows = {name: entities(12, i) for i, name in enumerate(("ann", "bob", "cid"))}
+    rows["cid"] = [{"tokens": json.dumps(["the", "film"]), "tags": json.dumps(["O", "B-Good"])}] * 12
+    write_sites(tmp_path, {"north": ("ann",), "south": ("bob",), "west": ("cid",)}, rows)
+    save_tiny_bert(tmp_path / "bert")
+    task = {**dict.fromkeys(("text", "label")), "kind": "token-classification", **KINDS["token-classification"][1]}
+    config = settings(tmp_path / "bert", task=task, data={}, partition={"kind": None, "clients": None})
+    with pytest.raises(rondo.ConfigError) as error:
+        Parties(tmp_path, {"north": ("ann",), "south": ("bob",), "west": ("cid",)}).run(config, tmp_path / "run")
+    said = str(error.value)
+    named = re.search(r"for instance by task\.labels = (\[.*\])", said)
+    assert named is not None, said
+    assert {*json.loads(named[1])} == {*CLASSES, "B-Good", "I-Good"}
+    assert "at west only: 'B-Good', 'I-Good'" in said
+    assert "'B-GOOD' and 'B-Good' differ only by case" in said
 
 
 def test_server_takes_the_shortcuts_of_a_simulation(tmp_path: Path) -> None:

@@ -145,6 +145,82 @@ def test_stock_pipeline_loads_the_export(finished: RunResult, bert: Path, tmp_pa
     assert "pipeline_tag: token-classification" in card
 
 
+def test_loss_is_that_of_transformers(bert: Path) -> None:
+    """On labels as its own script for this task makes them: a word's first token has the tag, the others -100."""
+    from rondo.config.inputs import TaskConfig
+    from rondo.tasks.language.tagging.token_classification import TokenClassification
+
+    coder = transformers.AutoTokenizer.from_pretrained(str(bert))
+    keys = TaskConfig(**{**TASK, "text": None, "max_length": 64})
+    task = TokenClassification.of(keys, coder, CLASSES)
+    rows = tagged(9)
+    inputs, targets = task.collate(task.encode(rows))
+    coded = coder([row["tokens"] for row in rows], is_split_into_words=True, padding=True, return_tensors="pt")
+    labels = torch.full(coded["input_ids"].shape, -100)
+    for i, row in enumerate(rows):
+        before = None
+        for place, word in enumerate(coded.word_ids(i)):
+            if word is not None and word != before:
+                labels[i, place] = CLASSES.index(row["tags"][word])
+            before = word
+    assert torch.equal(inputs["input_ids"], coded["input_ids"])
+    assert torch.equal(targets["tags"], labels)
+    config = transformers.AutoConfig.from_pretrained(str(bert), num_labels=5)
+    model = transformers.AutoModelForTokenClassification.from_config(config).eval()
+    with torch.no_grad():
+        output = model(**inputs, labels=labels)
+    losses, counts = task.loss(output.logits, targets)
+    assert float(losses.sum() / counts.sum()) == pytest.approx(float(output.loss), rel=1e-6)
+
+
+def test_spans_within_words_are_told(bert: Path, tmp_path: Path) -> None:
+    """And words of which the tokenizer makes no token."""
+    from rondo.report.rows import account
+
+    rows = list(map(with_spans, tagged(12)))
+    rows[0] = {"text": "the goodfilm was\u200b", "spans": [[4, 8, "GOOD"]], "who": "site 0"}
+    task = {**TASK, **dict.fromkeys(("tokens", "tags")), "text": "text", "spans": "spans"}
+    result = rondo.run(config(bert, task=task, rounds=1), train=rows, run_dir=tmp_path / "run", device="cpu")
+    partition = json.loads((result.run_dir / "partition.json").read_text())
+    said = "\n".join(account(partition))
+    count = sum(len(row["spans"]) for row in rows)
+    assert f"1 of {count} spans begin or end within a word: they are learned and found as whole words" in said
+
+
+@pytest.mark.parametrize(
+    ("task", "problems"),
+    [
+        ({}, {"task.tokens": "lists of words (or task.text and task.spans)", "task.tags": "lists of tags"}),
+        ({"text": "text"}, {"task.spans": "name the column with the spans"}),
+        (
+            {"text": "t", "spans": "s", "tags": "g", "scheme": "IO"},
+            {"task.tags": "take its", "task.scheme": "take its"},
+        ),
+        ({"text": ["a", "b"], "spans": "s"}, {"task.text": "takes one text column"}),
+        (
+            {"tokens": "a", "tags": "b", "max_length": 7},
+            {"task.max_length": "7 leave no room for words: raise it to 8"},
+        ),
+        ({"tokens": "a", "tags": "b", "stride": 65}, {"task.stride": "above half of task.max_length"}),
+        (
+            {"tokens": "a", "tags": "b", "labels": ["PER", "LOC"]},
+            {"task.labels": 'name all tags of IOB2: ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]'},
+        ),
+        ({"tokens": "a", "tags": "b", "labels": ["O", "B-PER"]}, {"task.labels": '["O", "B-PER", "I-PER"]'}),
+        ({"tokens": "a", "tags": "b", "labels": CLASSES}, {}),
+        ({"tokens": "a", "tags": "b", "label": "c"}, {"task.label": "only kind = "}),
+    ],
+)
+def test_keys_are_checked(task: dict[str, Any], problems: dict[str, str]) -> None:
+    from rondo.config.inputs import TaskConfig
+    from rondo.config.task_kinds import check
+
+    whole = TaskConfig(kind="token-classification", **task).model_dump()
+    found = {problem.path: problem.message for problem in check(whole, own_data=True)}
+    assert list(found) == list(problems)
+    assert [path for path, message in problems.items() if message not in found[path]] == []
+
+
 def test_windows_change_no_word(bert: Path, tmp_path: Path) -> None:
     """Every word of long rows is scored once, whatever the windows."""
     rows, counts = tagged(12, longest=60), []

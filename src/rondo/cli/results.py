@@ -133,7 +133,7 @@ def predict(
     allow_code: AllowCode = False,
     allow_changed: AllowChanged = False,
 ) -> None:
-    """Predict a label, a number, an answer, or a language model's response, for every row of a file."""
+    """Predict a label, a number, entities, an answer, or a language model's response, for every row of a file."""
     with user_errors():
         if to is not None:
             must_be_new(Path(to), "rondo predict")

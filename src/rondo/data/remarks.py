@@ -12,6 +12,7 @@ from rondo.config.schema import RunConfig
 from rondo.data.client_rows import Dealt
 from rondo.data.files.tables import Rows
 from rondo.data.partition.deal import NOBODY
+from rondo.tasks.make import task_class
 from rondo.tasks.row_checks import Row, columns, value_name, value_text
 
 _SHOWN = 10
@@ -43,6 +44,7 @@ def remarks(config: RunConfig, dealt: Dealt, trained: Mapping[str, int]) -> Iter
         yield from _alike(counts, "labels", "classes")
         if single := [name for name, count in counts.items() if count == 1 and len(counts) > 1]:
             yield f"{'label' if len(single) == 1 else 'labels'} with a single training row: {_few(single)}"
+    yield from task_class(config.task.kind).remarks(config.task, training)
     if owner is not None:
         yield from _written_otherwise((row[owner] for row in training), "clients")
     if owner is not None or config.data.clients_from is not None:

@@ -36,6 +36,11 @@ def account(partition: Mapping[str, Any]) -> Iterator[str]:
             low, high = text["lowest"], text["highest"]
             kind = "as bytes divided by 255 are" if low >= 0 and high <= 1 else "so taken as normalised already"
             yield f"float pixels of {count} {split} pictures are from {low:.3g} to {high:.3g}, {kind}: none is changed"
+        if count := text.get("words_without_token"):
+            yield (
+                f"of {count} words in {split} rows the tokenizer makes no token of their own: "
+                "each goes with the word before it"
+            )
         if beyond := text.get("answers_beyond_windows"):
             scored = "are scored only" if prefix else "are not trained on"
             yield (

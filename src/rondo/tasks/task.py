@@ -190,6 +190,11 @@ class Task(ABC):
         return None
 
     @classmethod
+    def remarks(cls, config: TaskConfig, rows: Iterable[Row]) -> Iterator[str]:
+        """Sentences about usable training rows for their owner. Default: none."""
+        yield from ()
+
+    @classmethod
     def opened(cls, config: TaskConfig, row: Row) -> dict[str, Any]:
         """A copy of ``row`` with its values in the form that :meth:`problem` and :meth:`encode` take, such as pixels in
         place of a file's bytes. Default: the values as they are. A value that cannot be opened becomes one that

@@ -90,6 +90,19 @@ class TokenClassification(TextTask):
         return types
 
     @classmethod
+    def remarks(cls, config: TaskConfig, rows: Iterable[Row]) -> Iterator[str]:
+        """The number of spans that begin or end within a word."""
+        columns, count, within = Columns.of(config), 0, 0
+        for row in rows if config.spans is not None else ():
+            spans = columns.spans_of(row)
+            words = columns.words(row)
+            starts, ends = (set(places) for places in zip(*words.ranges, strict=True))
+            count += len(spans)
+            within += sum(start not in starts or end not in ends for start, end, _ in spans)
+        if within:
+            yield f"{within} of {count} spans begin or end within a word: they are learned and found as whole words"
+
+    @classmethod
     def problem(cls, config: TaskConfig, row: Row, number: int) -> RowProblem | None:
         columns = Columns.of(config)
         try:

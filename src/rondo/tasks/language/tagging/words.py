@@ -73,10 +73,23 @@ class Columns:
                 return self.classes[tag]
         raise ValueError(f"tag {place + 1} should be a text or a number of task.labels, and is {tag!r:.60}")
 
+    def spans_of(self, row: Row) -> list[tuple[int, int, str]]:
+        """The spans of ``row`` by ascending start, without the blanks around them. An empty cell has none. Raises
+        ValueError with the reason if the column does not say them."""
+        text, value = str(row[self.text or ""]), row[self.spans or ""]
+        empty = is_missing(value) or (isinstance(value, str) and not value)
+        found = sorted(_span(text, span) for span in ([] if empty else _listed(value, "spans")))
+        for (_, end, kind), (start, _, other) in pairwise(found):
+            if start < end:
+                raise ValueError(
+                    f"the spans of {kind!r} and {other!r} overlap at character {start}: a word has one type"
+                )
+        return found
+
     def entities(self, row: Row, words: Words) -> list[Entity]:
         """The entities of ``row``. Raises ValueError with the reason if the column does not say them."""
         if self.tags is None:
-            return words.within(_spans(words.text, row[self.spans or ""]))
+            return words.within(self.spans_of(row))
         tags = self.names(row)
         if len(tags) != len(words.ranges):
             raise ValueError(f"{len(tags)} tags of {len(words.ranges)} tokens: each token needs one")
@@ -130,17 +143,6 @@ def _listed(value: Any, what: str) -> list[Any]:
     if not isinstance(value, list | tuple) or (what == "tokens" and not value):
         raise ValueError(f"expected a list of {what}, got {value!r:.60}")
     return list(value)
-
-
-def _spans(text: str, value: Any) -> list[tuple[int, int, str]]:
-    """Spans by ascending start, without the blanks around them. An empty cell has none."""
-    empty = is_missing(value) or (isinstance(value, str) and not value)
-    spans = [] if empty else _listed(value, "spans")
-    found = sorted(_span(text, span) for span in spans)
-    for (_, end, kind), (start, _, other) in pairwise(found):
-        if start < end:
-            raise ValueError(f"the spans of {kind!r} and {other!r} overlap at character {start}: a word has one type")
-    return found
 
 
 def _span(text: str, span: Any) -> tuple[int, int, str]:
