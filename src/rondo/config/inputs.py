@@ -256,8 +256,8 @@ class DataConfig(Section):
     """The data."""
 
     source: str | None = None
-    """A CSV, TSV, JSON, JSON lines, Parquet or CoNLL file, a folder of splits (files, or folders of files, as LEAF's), a
-    Hugging Face name, or ``builtin:home-intents``; for images also an npz or IDX file, a folder with a sub-folder per
+    """A CSV, TSV, JSON, JSON lines, Parquet or CoNLL file, a folder of splits (files, or folders of files, as LEAF's),
+    a Hugging Face name, or ``builtin:home-intents``; for images also an npz or IDX file, a folder with a sub-folder per
     class, or ``builtin:digits``; ``builtin:linear`` with a section ``[problem]``. Left out, the task's own built-in. In
     Python, ``rondo.run`` takes rows in its place."""
     subset: str | None = None
