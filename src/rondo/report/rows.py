@@ -36,17 +36,7 @@ def account(partition: Mapping[str, Any]) -> Iterator[str]:
             low, high = text["lowest"], text["highest"]
             kind = "as bytes divided by 255 are" if low >= 0 and high <= 1 else "so taken as normalised already"
             yield f"float pixels of {count} {split} pictures are from {low:.3g} to {high:.3g}, {kind}: none is changed"
-        if count := text.get("words_without_token"):
-            yield (
-                f"of {count} words in {split} rows the tokenizer makes no token of their own: "
-                "each goes with the word before it"
-            )
-        if beyond := text.get("answers_beyond_windows"):
-            scored = "are scored only" if prefix else "are not trained on"
-            yield (
-                f"{beyond} of {used} {split} rows have an answer that is whole in no window and {scored}: raise "
-                "task.max_length or task.stride"
-            )
+        yield from _in_windows(text, used, split)
     if moved := partition["rows_moved"]:
         dealt = partition["rows"] - partition["rows_bad"] - partition["rows_not_sampled"]
         few = "clients with fewer than partition.min_size"
@@ -63,6 +53,19 @@ def account(partition: Mapping[str, Any]) -> Iterator[str]:
         if names:
             yield f"left out{reason}: {', '.join(names[:_NAMED])}{more}"
     yield from (f"warning: {text}" for text in partition["warnings"])
+
+
+def _in_windows(text: Mapping[str, Any], used: int, split: str) -> Iterator[str]:
+    """Sentences about rows that are read in windows."""
+    if count := text.get("words_without_token"):
+        start = f"of {count} words in {split} rows the tokenizer makes no token of their own"
+        yield f"{start}: each goes with the word before it"
+    if beyond := text.get("answers_beyond_windows"):
+        scored = "are scored only" if split == "test" else "are not trained on"
+        yield (
+            f"{beyond} of {used} {split} rows have an answer that is whole in no window and {scored}: raise "
+            "task.max_length or task.stride"
+        )
 
 
 def _percent(part: int, whole: int) -> str:
