@@ -24,6 +24,8 @@ FUNCTIONS = {
 """Longer functions, none of which may grow."""
 OF_METHODS = {"algorithms/factors", "algorithms/whole"}
 """Folders with a file per method, as large as the methods are many."""
+MENTIONS = 55
+"""Most files of the house that say anything of privacy: a promise is made in one room, and the others ask it."""
 PATCHES = 353
 """Attributes of ours that tests replace. A double comes in by an argument."""
 
@@ -64,6 +66,11 @@ def test_folders_are_small() -> None:
     large = {name: count for name, count in sizes.items() if count > ENTRIES}
     assert large.keys() <= OF_METHODS
     assert len([e for e in HOUSE.iterdir() if e.name != "__pycache__"]) <= ROOMS
+
+
+def test_few_files_speak_of_privacy() -> None:
+    files = [f for f in HOUSE.rglob("*") if f.suffix in (".py", ".toml")]
+    assert sum("privacy" in f.read_text(encoding="utf-8").lower() for f in files) <= MENTIONS
 
 
 def test_tests_say_what_they_saw() -> None:

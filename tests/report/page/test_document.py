@@ -93,8 +93,8 @@ def test_head_says_in_plain_words_what_was_trained_and_how_good_it_is() -> None:
 
 def test_head_withholds_what_privacy_withholds() -> None:
     first = paragraphs(page([recorded(private=True, clients=("Ann Smith", "Bob"))]))[0]
-    assert "on 2 clients, whose numbers of rows are withheld for privacy, by fedit" in first
-    assert first.endswith("Scores of single clients are withheld for privacy.")
+    assert "on 2 clients, whose numbers of rows are protected, by fedit" in first
+    assert first.endswith("Scores of single clients are protected.")
 
 
 def test_client_has_its_scored_rows_and_an_interval() -> None:

@@ -34,7 +34,7 @@ def title(groups: Sequence[Group]) -> str:
 
 
 def lead(groups: Sequence[Group]) -> list[str]:
-    """Sentences in plain words, then the sizes of the runs. What ``[privacy]`` hides is withheld."""
+    """Sentences in plain words, then the sizes of the runs. What a guarantee hides is withheld."""
     return [f"{_trained(groups)} {' '.join(_quality(groups))}".strip(), _sizes(groups), _made(groups)]
 
 
@@ -46,7 +46,7 @@ def _trained(groups: Sequence[Group]) -> str:
     clients = f" on {_span({len(of) for of in held}, 'client')}" if held else ""
     rows = {sum(c["train"] + c.get("validation", 0) for c in of.values()) for of in held}
     if any(run.guarantee.hides_row_counts for run in runs):
-        of_rows = ", whose numbers of rows are withheld for privacy"
+        of_rows = ", whose numbers of rows are protected"
     else:
         of_rows = f" with {_span(rows, 'row')} in all" if held else ""
     methods = _listed([group.label for group in groups])
@@ -69,7 +69,7 @@ def _quality(groups: Sequence[Group]) -> Iterator[str]:
         rows = number(on_test[0][1])
         yield f"After {rounds}, the model{name} {_said(run, statistics.fmean(known))} {rows} test rows."
     if any(r.guarantee.hides_scores for r in best.runs):
-        yield "Scores of single clients are withheld for privacy."
+        yield "Scores of single clients are protected."
     elif of_clients := _means(best):
         sign = 1 if run.higher_is_better else -1
         client = min(of_clients, key=lambda name: (sign * of_clients[name], name))

@@ -121,7 +121,7 @@ def _made(variant: Variant) -> Algorithm[Any]:
 
 def _scored_alike(variants: Sequence[Variant], settled: Settled) -> tuple[Sequence[Variant], bool]:
     """``variants``, and whether they are compared by scores on the clients' own rows: if a method has personal models,
-    or without test rows. All of them then have these scores in the same rounds, unless ``[privacy]`` hides them."""
+    or without test rows. All of them then have these scores in the same rounds, unless a guarantee hides them."""
     if not any(map(_is_personal, variants)) and settled.has_tests(variants[0]):
         return variants, False
     return [_with_scores_at_clients(variant) for variant in variants], True
