@@ -99,6 +99,29 @@ def reviews(count: int, seed: int = 0) -> Rows:
     return rows
 
 
+LABELLED: dict[str, dict[str, Any]] = {
+    "list": {"label": "labels"},
+    "joined": {"label": "joined", "label_separator": ";"},
+    "columns": {"label": ["neg", "plot", "pos"]},
+}
+"""The keys of ``[task]`` for the labels of :func:`opinions`, by their form."""
+
+
+def opinions(count: int, seed: int = 0) -> Rows:
+    """Sentences with a label for each kind of word in them: several, one or none. They are a list in ``labels``, joined
+    in ``joined``, and columns of 0 and 1."""
+    draw = random.Random(seed)
+    kinds = {"neg": BAD, "plot": ("plot",), "pos": GOOD}
+    rows: Rows = []
+    for _ in range(count):
+        labels = [name for name in kinds if draw.random() < 0.5]
+        words = [*draw.choices(("the", "was", "very", "a"), k=3), *(draw.choice(kinds[name]) for name in labels)]
+        draw.shuffle(words)
+        rows.append({"text": " ".join(words), "labels": labels, "joined": ";".join(labels)})
+        rows[-1] |= {name: int(name in labels) for name in kinds}
+    return rows
+
+
 def write_rows(path: Path, rows: Rows) -> Path:
     """Write ``rows`` in the format that ``path`` ends with; return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)

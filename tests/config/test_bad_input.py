@@ -380,6 +380,9 @@ CASES = [
     Case("data", "a number for a text", JSONL, files=jsonl(*GOOD, {"text": 7, "label": "a"})),
     Case("data", "a row without the column", JSONL, files=jsonl(*GOOD, {"txt": "w1", "label": "a"})),
     Case("data", "a list for a text", JSONL, files=jsonl(*GOOD, {"text": ["w1", "w2"], "label": "a"})),
+    Case("config", "columns of labels and their names", {"task": {"label": ["a", "b"], "labels": ["a", "b"]}}),
+    Case("config", "one label, and a separator", {"task": {"label_separator": ";", "multi_label": False}}),
+    Case("data", "joined labels without a separator", {"task": {"multi_label": True}}, rows=rows("w1,a;b,site 1")),
     Case("data", "a list for a label", JSONL, files=jsonl(*GOOD, {"text": "w1", "label": ["a"]})),
     Case("data", "NaN for a label", JSONL, files=jsonl(*GOOD, {"text": "w1", "label": math.nan})),
     Case("data", "half of a Unicode pair", JSONL, files=jsonl(*GOOD, {"text": "\ud800", "label": "a"})),
@@ -404,7 +407,12 @@ CASES = [
         {"task": {"label": "score"}},
         rows="text,score\nw1,0\nw2,1\nw3,nan\n",
     ),
-    Case("data", "lists for all labels", JSONL, files=jsonl(*({"text": "w1", "label": [i]} for i in range(6)))),
+    Case(
+        "data",
+        "lists for all labels",
+        {**JSONL, "task": {"multi_label": False}},
+        files=jsonl(*({"text": "w1", "label": [i]} for i in range(6))),
+    ),
     Case(
         "data",
         "column names that a terminal obeys",

@@ -110,7 +110,7 @@ def test_more_classes_than_thousand_are_refused() -> None:
 def test_column_of_lists_is_refused_with_a_row() -> None:
     message = fault([["a"], ["b"]] * 5)
     assert "0 distinct labels" in message
-    assert "row 0 (counted from 0): expected text or a number, got ['a']" in message
+    assert "row 0 (counted from 0): expected one label, got ['a']: set task.multi_label = true" in message
 
 
 def test_example_in_a_client_file_names_the_client() -> None:

@@ -36,7 +36,7 @@ OPEN = Contract.model_validate(
     {
         "rows": {
             "inputs": ["text", "first", "second", "context", "question", "image", "tokens"],
-            "labels": ["label", "who", "answers", "score", "tags"],
+            "labels": ["label", "who", "answers", "score", "tags", "labels", "joined", "neg", "plot", "pos"],
         },
         "training": {
             "tensors": "whole",

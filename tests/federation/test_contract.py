@@ -29,7 +29,7 @@ from rondo.federation.site.contract.withheld import Withheld
 from rondo.federation.site.desk import Exhausted
 from rondo.federation.site.joining import Offer
 from rondo.federation.site.run import clients_in
-from small_runs import reviews
+from small_runs import opinions, reviews, write_rows
 
 SAFE = contract()
 PATIENTS = [{**row, "patient": f"Patient {i}", "ward": f"W{i // 10}"} for i, row in enumerate(reviews(40))]
@@ -92,6 +92,28 @@ def test_class_names_are_those_of_the_contract(plan: Plan, tmp_path: Path, desk:
         answer = asked(desk(tmp_path, contract=contract(rows=rows), rows=PATIENTS), unlabelled)
         assert reason in answer.refused
         assert not answer.labels
+
+
+TAGGED = [{**row, "label": ("joy; fear", "joy", "")[i % 3], "joy": i % 2, "fear": 0} for i, row in enumerate(PATIENTS)]
+
+
+def test_names_of_several_labels_are_those_of_the_contract(plan: Plan, tmp_path: Path, desk: Make) -> None:
+    joined = with_(replace(plan, labels=None), task={"label_separator": ";", "multi_label": True})
+    assert asked(desk(tmp_path, rows=TAGGED, contract=SAFE), joined).labels == ("fear", "joy")
+    answer = asked(desk(tmp_path, rows=TAGGED, contract=contract(rows={"label_names": ["joy"]})), joined)
+    assert "others than those" in answer.refused
+    assert not answer.labels
+    answer = asked(desk(tmp_path, rows=TAGGED, contract=contract(rows={"labels": ["joy"]})), joined)
+    assert "label columns: label, split at ';'" in answer.refused
+
+
+def test_columns_of_labels_are_those_of_the_contract(plan: Plan, tmp_path: Path, desk: Make) -> None:
+    """Their names are the server's, so the site tells none of its own."""
+    columns = with_(replace(plan, labels=None), task={"label": ["joy", "fear"], "multi_label": True})
+    one = contract(rows={"labels": ["joy"]})
+    assert "label columns: joy, fear" in asked(desk(tmp_path, rows=TAGGED, contract=one), columns).refused
+    both = contract(rows={"labels": ["joy", "fear"]})
+    assert asked(desk(tmp_path, rows=TAGGED, contract=both), columns).labels == ("joy", "fear")
 
 
 def test_column_with_nearly_one_value_per_row_has_no_classes(plan: Plan, tmp_path: Path, desk: Make) -> None:
@@ -493,3 +515,21 @@ def test_memory_for_rows_is_the_owners_key(tmp_path: Path) -> None:
     assert len(clients_in(file, RowsTerms().room())["ward"]) == 2048
     with pytest.raises(ConfigError, match=r"rows\.max_read_mb: .* the 1 MiB of this key: raise it"):
         clients_in(file, RowsTerms(max_read_mb=1).room())
+
+
+@pytest.mark.parametrize(
+    ("label", "words", "names"),
+    [
+        ("joined", "60 texts, 3 distinct: neg", ["neg", "plot", "pos"]),
+        ("labels", "60 lists, 3 distinct: neg", ["neg", "plot", "pos"]),
+        ("neg,plot,pos", "60 numbers, 2 distinct: 0", ["neg", "plot", "pos"]),
+        ("neg", "60 numbers, 2 distinct: 0", ["0", "1"]),
+    ],
+)
+def test_class_names_that_the_owner_starts_from(invoke: Any, label: str, words: str, names: list[str]) -> None:
+    """Of columns with several labels they are the single labels, as a run splits them."""
+    write_rows(Path("ward.jsonl"), [{**row, "joined": row["joined"] or "neg"} for row in opinions(60)])
+    code, said = invoke("federate", "site", "init", "ward.jsonl", "--inputs", "text", "--labels", label)
+    assert code == 0, said
+    assert f'# "{label.split(",")[0]}": {words}'.replace("# ", "#   ") in Path("site.toml").read_text(encoding="utf-8")
+    assert Contract.read(Path("site.toml")).rows.label_names == names

@@ -23,7 +23,7 @@ from rondo.config import load
 from rondo.federation.server.remote_run import loaded
 from rondo.runs.assembling.assemble import assemble
 from rondo.tasks.language import causal_lm
-from small_runs import GOOD, NEUTRAL, reviews, save_tiny_bert, settings, write_rows
+from small_runs import GOOD, LABELLED, NEUTRAL, opinions, reviews, save_tiny_bert, settings, write_rows
 from tagged_rows import CLASSES, tagged
 
 
@@ -55,6 +55,10 @@ KINDS: dict[str, Any] = {
     "question-answering": (asked, {"context": "context", "question": "question", "answers": "answers", "stride": 8}),
     "sequence-regression": (rated, {"text": "text", "target": "score"}),
     "token-classification": (entities, {"tokens": "tokens", "tags": "tags", "max_length": 16, "stride": 4}),
+    **{
+        f"labels {form}": (opinions, {"kind": "sequence-classification", "text": "text", "multi_label": True, **keys})
+        for form, keys in LABELLED.items()
+    },
 }
 
 
@@ -104,6 +108,27 @@ def test_sites_agree_on_the_types_of_entities(tmp_path: Path) -> None:
     assert {*json.loads(named[1])} == {*CLASSES, "B-Good", "I-Good"}
     assert "at west only: 'B-Good', 'I-Good'" in said
     assert "'B-GOOD' and 'B-Good' differ only by case" in said
+
+
+@pytest.mark.slow
+def test_lists_of_labels_at_sites_are_read_if_the_server_says_so(tmp_path: Path) -> None:
+    """It has no rows to learn it from. A message names the key, and with it the run is the simulation's."""
+    rows = {name: opinions(count, i) for i, (name, count) in enumerate({"ann": 9, "bob": 6, "cid": 12}.items())}
+    write_sites(tmp_path, rows=rows)
+    for file in (tmp_path / "data").glob("*/*.csv"):
+        write_rows(file.with_suffix(".jsonl"), rows[file.stem])
+        file.unlink()
+    save_tiny_bert(tmp_path / "bert")
+    config = settings(tmp_path / "bert", task={"label": "labels"}, partition={"kind": None, "clients": None})
+    config |= {"simulation": {"cohort": 1}}
+    with pytest.raises(rondo.ConfigError, match=r"the sites have 0 distinct labels; .*set task\.multi_label = true"):
+        Parties(tmp_path, state=tmp_path / "refused").run(config, tmp_path / "refusal")
+    simulated = {**config, "data": {**config["data"], "clients_from": str(tmp_path / "data" / "all")}}
+    expected = rondo.run(simulated, run_dir=tmp_path / "simulation", device="cpu")
+    several = {**config, "task": {**config["task"], "multi_label": True}}
+    result = Parties(tmp_path, state=tmp_path / "state").run(several, tmp_path / "run")
+    adapters = [(r.run_dir / "adapter" / "adapter_model.safetensors").read_bytes() for r in (expected, result)]
+    assert adapters[0] == adapters[1]
 
 
 def test_server_takes_the_shortcuts_of_a_simulation(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from rondo.config.inputs import GIVEN
 from rondo.privacy.steps.private_step import PrivateSteps
 from rondo.runs.assembling.assemble import assemble
 from rondo.runs.assembling.given import Given
-from small_runs import NEUTRAL, reviews
+from small_runs import LABELLED, NEUTRAL, opinions, reviews
 from tagged_rows import CLASSES, tagged
 from tagged_rows import TASK as TAGGED
 
@@ -165,6 +165,10 @@ def pictures(count: int) -> Table:
     return [{"image": draw.integers(0, 255, (8, 8, 1), dtype=np.uint8), "label": str(i % 3)} for i in range(count)]
 
 
+def with_tags(count: int) -> Table:
+    return [{**row, "tags": "|".join("012"[: i % 4])} for i, row in enumerate(pictures(count))]
+
+
 def numbers(count: int) -> Table:
     draw = np.random.default_rng(0).normal(size=(count, 4)).tolist()
     return [{"a": a, "b": b, "y": y, "who": f"p{i % 3}"} for i, (a, b, y, _) in enumerate(draw)]
@@ -195,7 +199,8 @@ ADAPTED = {"r": 2, "lora_alpha": 4, "target_modules": "all-linear", "lora_dropou
 OF_PICTURES = {"image": "image", "label": "label", "labels": ["0", "1", "2"], "image_shape": [8, 8, 1]}
 KINDS: dict[str, list[tuple[Callable[[int], Table], str, dict[str, Any]]]] = {
     "sequence-classification": [
-        (reviews, "bert", {"text": "text", "label": "label", "labels": ["neg", "pos"], "max_length": 32})
+        (reviews, "bert", {"text": "text", "label": "label", "labels": ["neg", "pos"], "max_length": 32}),
+        (opinions, "bert", {"text": "text", **LABELLED["columns"], "max_length": 32}),
     ],
     "sequence-regression": [(rated, "bert", {"text": "text", "target": "score", "max_length": 32})],
     "question-answering": [(asked, "bert", ASKED)],
@@ -209,6 +214,13 @@ KINDS: dict[str, list[tuple[Callable[[int], Table], str, dict[str, Any]]]] = {
         (pictures, name, {**OF_PICTURES, "augment": augment})
         for name in ("builtin:mlp", "test_law_of_one_row:convolutions")
         for augment in ("none", "crop-flip")
+    ]
+    + [
+        (
+            with_tags,
+            "test_law_of_one_row:convolutions",
+            {**OF_PICTURES, "label": "tags", "label_separator": "|", "augment": "crop-flip"},
+        )
     ],
     "regression": [(numbers, "test_law_of_one_row:line", {"features": ["a", "b"], "target": "y"})],
     "linear": [(vectors, "builtin:linear", {})],
@@ -286,6 +298,7 @@ def test_network_that_draws_from_a_shared_stream_is_refused(sums: Sums) -> None:
     [
         ({"data": {"max_train_rows": 10}}, r"data\.max_train_rows: a client's row would decide which of its others"),
         ({"task": {"image_shape": None}}, r"task\.image_shape: \[8, 8, 1\] would follow from a client's rows"),
+        ({"task": {"label": "tags"}}, r"task\.multi_label: True would follow from a client's rows"),
         ({"task": {"labels": None}}, r"task\.labels: the classes would be those of the clients' rows"),
         ({"train": {"packing": True}}, r"train\.packing: rows of a step are drawn one by one"),
         ({"train": {"length_grouping": True}}, r"train\.length_grouping: rows of a step are drawn one by one"),
@@ -303,4 +316,4 @@ def test_rows_that_would_decide_about_others_are_refused(sections: Any, message:
         "algorithm": {"name": "fedavg"},
     }
     with pytest.raises(ConfigError, match=message):
-        sums(of_rows(raw, **sections), pictures(12))
+        sums(of_rows(raw, **sections), [{**row, "tags": [row["label"]]} for row in pictures(12)])

@@ -33,7 +33,7 @@ LANGUAGE = row_check(TaskConfig(kind="causal-lm", prompt=["ask", "more"], respon
         ({"text": {"w1": 2}, "label": "no"}, "text", "expected text, got {'w1': 2}"),
         ({"text": math.nan, "label": "no"}, "text", "expected text, got nan"),
         ({"text": "w1", "label": math.nan}, "label", "missing"),
-        ({"text": "w1", "label": ["no"]}, "label", "expected text or a number, got ['no']"),
+        ({"text": "w1", "label": ["no"]}, "label", "expected one label, got ['no']: set task.multi_label = true"),
         ({"text": "w1", "label": {"no": 1}}, "label", "expected text or a number, got {'no': 1}"),
         ({"text": "w1", "label": b"no"}, "label", "expected text or a number, got b'no'"),
         ({"text": "w1", "label": list(range(1000))}, "label", ", 15, 16, 1"),

@@ -173,7 +173,7 @@ def write_rows(to: Path, rows: list[dict[str, Any]], command: str) -> None:
 
 
 def _text(predictions: list[dict[str, Any]], suffix: str) -> str:
-    """Rows as CSV or as JSON lines. There is at least one."""
+    """Rows as CSV, where a list is JSON in its cell, or as JSON lines. There is at least one."""
     import csv
     import io
     import json
@@ -183,7 +183,9 @@ def _text(predictions: list[dict[str, Any]], suffix: str) -> str:
     file = io.StringIO()
     writer = csv.DictWriter(file, list(predictions[0]))
     writer.writeheader()
-    writer.writerows({k: json.dumps(v) if isinstance(v, list) else v for k, v in row.items()} for row in predictions)
+    for row in predictions:
+        nested = {k: json.dumps(v, ensure_ascii=False) for k, v in row.items() if isinstance(v, list | dict)}
+        writer.writerow({**row, **nested})
     return file.getvalue()
 
 

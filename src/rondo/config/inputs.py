@@ -154,8 +154,9 @@ class TaskConfig(Section):
     text: Name | Annotated[list[Name], Field(min_length=1, max_length=2)] | None = None
     """Column with the text. Classification and regression of texts take two columns too; causal-lm takes one, or
     ``prompt`` and ``response``, or ``messages``."""
-    label: Name | None = None
-    """Column with the label (classification)."""
+    label: Name | Annotated[list[Name], Field(min_length=2)] | None = None
+    """Column with the label (classification). Several columns of 0 and 1 are one label each, of which a row may have
+    several."""
     labels: Annotated[list[Name], Field(min_length=2)] | None = None
     """Names of the classes, in order (classification); left out, the labels of the training rows. A row with another
     label is a bad row. For token-classification, all tags of IOB2, such as ``["O", "B-PER", "I-PER"]``."""
@@ -170,6 +171,12 @@ class TaskConfig(Section):
     scheme: Literal["IOB2", "IOB1", "IO", "BIOES"] | None = None
     """Scheme of ``tags`` (token-classification). Left out, it is BIOES (or BILOU) if a tag says an end, IOB2 if one
     says a beginning, and else IO."""
+    label_separator: Annotated[str, Field(min_length=1)] | None = None
+    """Text between the labels of a cell, such as ``";"`` in ``flu;cold`` (classification): a row may have several
+    labels, and an empty cell has none."""
+    multi_label: bool | None = None
+    """Whether a row may have several labels, which the column ``label`` has as lists (classification). Left out, it
+    follows from the training rows, and from ``label`` and ``label_separator``."""
     prompt: Name | Annotated[list[Name], Field(min_length=1)] | None = None
     """Column or columns with the instruction (causal-lm), the text to read (seq2seq-lm) or the question
     (multiple-choice)."""
@@ -250,6 +257,21 @@ class TaskConfig(Section):
     """Columns with the numbers to predict from (regression)."""
     target: Name | None = None
     """Column with the number to predict (regression and sequence-regression)."""
+
+    @property
+    def label_columns(self) -> list[str]:
+        """The columns with labels; none for a task without."""
+        return [self.label] if isinstance(self.label, str) else list(self.label or ())
+
+    @property
+    def several_labels(self) -> bool:
+        """Whether a row may have several labels."""
+        return bool(self.multi_label) or self.label_separator is not None or isinstance(self.label, list)
+
+    @property
+    def named_labels(self) -> list[str] | None:
+        """The names of the classes, in order, as far as the configuration says them: columns of 0 and 1 have theirs."""
+        return self.label if isinstance(self.label, list) else self.labels
 
 
 class DataConfig(Section):

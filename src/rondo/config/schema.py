@@ -267,8 +267,10 @@ class EvaluationConfig(Section):
     """The mean over classes that the metric ``f1`` is (classification): ``"macro"``, in which all count the same, or
     ``"weighted"`` by their rows. Left out, see ``positive``."""
     per_class: bool = False
-    """Also score the F1 of each class (classification), as ``f1 of CLASS``; of token-classification the F1, precision
-    and recall of each type."""
+    """Also score the F1 of each class (classification), as ``f1 of CLASS``; of several labels their areas too, of
+    token-classification the F1, precision and recall of each type."""
+    threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """The probability from which on a row is given a label, if it may have several (classification); left out, 0.5."""
     batch_size: Positive = 64
     """Rows per batch."""
     fine_tune_epochs: Annotated[int, Field(ge=0)] = 0

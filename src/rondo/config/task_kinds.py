@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rondo.config.inputs import TaskConfig
 from rondo.errors import Problem
 
 Checks = Callable[[Mapping[str, Any], bool], Iterator[Problem]]
@@ -39,7 +40,8 @@ class Kind:
     builtin: str | None
     """The data if the user names none; None if the user must."""
     metrics: Mapping[str, bool]
-    """Metrics that ``task.metric`` may name, and whether higher is better; the first is the task's own."""
+    """Metrics that ``task.metric`` may name, and whether higher is better; the first is the task's own. Rows with
+    several labels have others (:func:`metrics_of`)."""
     checks: Checks
 
     @property
@@ -59,13 +61,18 @@ class Kind:
 
 
 _CLASS_METRICS = {"accuracy": True, "f1": True, "matthews": True, "auc": True, "loss": False}
+_LABEL_METRICS = {"f1_micro": True, "f1_macro": True, "accuracy": True, "auc": True, "loss": False}
+"""Those of a classifier whose rows may have several labels."""
 CLASS_KINDS = ("sequence-classification", "image-classification")
-"""Kinds whose rows have one of several labels."""
-CLASS_KEYS = {"positive": CLASS_KINDS, "f1": CLASS_KINDS, "per_class": (*CLASS_KINDS, "token-classification")}
+"""Kinds whose rows have one of several labels, or several."""
+CLASS_KEYS = {
+    **dict.fromkeys(("positive", "f1", "threshold"), CLASS_KINDS),
+    "per_class": (*CLASS_KINDS, "token-classification"),
+}
 """Keys of ``[evaluation]`` that say how classes are scored, with the kinds that use them."""
 _KEYS = {
     "text": ("sequence-classification", "sequence-regression", "causal-lm", "token-classification"),
-    "label": CLASS_KINDS,
+    **dict.fromkeys(("label", "label_separator", "multi_label"), CLASS_KINDS),
     "labels": (*CLASS_KINDS, "token-classification"),
     **dict.fromkeys(("tokens", "tags", "spans", "scheme"), ("token-classification",)),
     "stride": ("question-answering", "token-classification"),
@@ -93,11 +100,26 @@ def _labels(task: Mapping[str, Any]) -> Iterator[Problem]:
     names = task["labels"] or ()
     if twice := next((name for name in names if names.count(name) > 1), None):
         yield Problem("task.labels", f"{twice!r} is named twice: name it once")
+    several = task["label"] if isinstance(task["label"], list) else None
+    if several is not None and (twice := next((name for name in several if several.count(name) > 1), None)):
+        yield Problem("task.label", f"{twice!r} is named twice: name it once")
+    for key in ("labels", "label_separator"):
+        if several is not None and task[key] is not None:
+            yield Problem(f"task.{key}", "the columns that task.label names are the labels: remove it")
+    if task["multi_label"] is False and (several is not None or task["label_separator"] is not None):
+        yield Problem("task.multi_label", "false, and task.label or task.label_separator gives several: remove one")
+
+
+def metrics_of(task: TaskConfig) -> Mapping[str, bool]:
+    """The metrics of a task, and whether higher is better; the first is its own. None for a task of one's own."""
+    kind = TABLE.get(task.kind)
+    return {} if kind is None else _LABEL_METRICS if task.several_labels else kind.metrics
 
 
 def _metric(task: Mapping[str, Any]) -> Iterator[Problem]:
     name, known = task["metric"], TABLE[task["kind"]].metrics
-    if name is not None and name not in known:
+    of_labels = task["kind"] in CLASS_KINDS and name in _LABEL_METRICS  # only the rows may say if they have several
+    if name is not None and name not in known and not of_labels:
         yield Problem("task.metric", f"a {task['kind']} task has {', '.join(known)}, not {name!r}: take one of them")
 
 

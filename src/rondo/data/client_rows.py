@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,13 +15,14 @@ from rondo.config.schema import RunConfig
 from rondo.data.files.placed import PlacedRows, Places, places_of
 from rondo.data.files.room import Room
 from rondo.data.files.tables import Rows, Table, rows_of
+from rondo.data.labels import joined
 from rondo.data.named_columns import lacking
 from rondo.data.partition.deal import deal, deal_tests
 from rondo.data.sample import sample
 from rondo.data.sources import Source, read_pictures, read_rows
 from rondo.errors import ConfigError, Problem
 from rondo.tasks.make import task_class
-from rondo.tasks.row_checks import Row, row_check, value_name, value_problem
+from rondo.tasks.row_checks import Row, RowLabels, row_check, value_name, value_problem
 from rondo.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def resolved(config: RunConfig, source: Source) -> RunConfig:
         config = config.model_copy(update={"data": config.data.model_copy(update={"validation_fraction": 0.0})})
     cls = task_class(config.task.kind)
     task = cls.with_columns(config.task, source.text, source.label)
-    rows = itertools.chain(source.train or (), *(source.clients or {}).values())
+    rows = [row for part in (source.train or (), *(source.clients or {}).values()) for row in part]
     settled = cls.settled(task, rows)
     learned = [key for key, value in settled if value != getattr(task, key)]
     if learned and config.guarantee.noise_from is not None and data_source(config) not in BUILTINS:
@@ -119,7 +119,7 @@ def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt
     Raises :class:`ConfigError` if rows are bad (or all of them are dropped), these rows do not allow the kind of
     partition, or fewer clients than the configuration needs have enough rows.
     """
-    run, label = Round(0, config.rounds, config.seed, 0), config.task.label
+    run, reads = Round(0, config.rounds, config.seed, 0), RowLabels.of(config.task)
     limit, natural = config.data.max_train_rows, config.partition.kind == "natural" and source.clients is None
     checker = _Checker(config, labels, config.partition.column if natural else None, sampled=limit is not None)
     rows, owners, everybody = _usable(checker, source)
@@ -127,13 +127,14 @@ def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt
     if limit is not None and owners is not None and config.guarantee.of_rows:
         message = "a client's row would decide which of its others are left out: remove it, or give it fewer rows"
         raise ConfigError.at("data.max_train_rows", message)
-    row_labels = _names(rows, label)
+    row_labels = reads.strata(rows)
     drawn = sample(limit, len(rows), row_labels, owners, run.generator("rows", "train"))
     chosen = checker.opened(rows, drawn)
     checker.refuse()
     useless = (everybody - set(owners or ())) | (set(_at(owners, drawn) or ()) - set(_at(owners, chosen) or ()))
     sampled_owners = _at(owners, chosen)
-    dealt = deal(partition, _at(row_labels, chosen), sampled_owners, len(chosen), run.generator("partition"))
+    by_class = None if reads.several else _at(row_labels, chosen)
+    dealt = deal(partition, by_class, sampled_owners, len(chosen), run.generator("partition"))
     kept = {client: [rows[chosen[i]] for i in numbers] for client, numbers in dealt.rows.items()}
     test, more_tests = _test_sets(config, source, labels, everybody, run)
     too_small = dict.fromkeys(sorted(useless), 0)
@@ -147,9 +148,9 @@ def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt
     if problems := list(client_checks(config, len(members))):
         raise ConfigError(problems)
     if config.partition.deal_tests:
-        by_class = label if labels else None
-        trained = {client: _names(rows, by_class) or [""] * len(rows) for client, rows in members.items()}
-        tested = _names(test.rows, by_class) or [""] * len(test.rows)
+        reads = reads if labels and not reads.several else RowLabels(())
+        trained = {client: reads.strata(rows) or [""] * len(rows) for client, rows in members.items()}
+        tested = reads.strata(test.rows) or [""] * len(test.rows)
         test = replace(test, owners=deal_tests(trained, tested, run.generator("partition", "tests")))
     undrawn = [rows for client, rows in large_enough.items() if client not in members]
     return Dealt(
@@ -223,7 +224,7 @@ def _test_rows(
         usable = checker.usable(rows, where)
         owners = _names(usable, column)
     checker.refuse()
-    drawn = sample(limit, len(usable), _names(usable, config.task.label), owners, generator)
+    drawn = sample(limit, len(usable), RowLabels.of(config.task).strata(usable), owners, generator)
     chosen = checker.opened(usable, drawn)
     checker.refuse()
     unsampled = len(usable) - len(drawn)
@@ -310,7 +311,7 @@ class _Checker:
         self.kind = task_class(config.task.kind)
         self.task = config.task.model_copy(update={"labels": list(labels)}) if labels else config.task
         self.late = sampled and self.kind.opened.__func__ is not Task.opened.__func__  # type: ignore[attr-defined]
-        self.room = Room.of(config.data)
+        self.room, self.split = Room.of(config.data), "" if config.task.several_labels else joined(labels)
         self.loaded = self.dropped = 0
         self._used = 0
         self._problems: list[str] = []
@@ -353,6 +354,8 @@ class _Checker:
                 shown.append(Problem("data.bad_rows", "mend the rows, or leave them out with data.bad_rows = 'drop'"))
             else:
                 shown.append(Problem("data", "that is every row: mend them, or name other columns in [task]"))
+            if self.split:  # whose rows may have no label
+                shown.append(Problem("task.label", f"labels look like several in one: to split them, set {self.split}"))
             raise ConfigError(shown)
 
     def _sorted_out(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import unicodedata
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
@@ -14,7 +15,7 @@ from rondo.data.files.tables import ClassName
 from rondo.data.sources import Source
 from rondo.errors import ConfigError
 from rondo.tasks.make import task_class
-from rondo.tasks.row_checks import Row, value_name, value_problem
+from rondo.tasks.row_checks import Row, RowLabels, value_name
 
 _FEW = 12
 """So many labels are taken for classes, whatever they look like: half points from 0 to 5, or one row of each."""
@@ -34,8 +35,8 @@ def find_labels(config: RunConfig, source: Source) -> tuple[str, ...]:
     cls = task_class(config.task.kind)
     if not cls.classes:
         return ()
-    if config.task.labels is not None:
-        return tuple(config.task.labels)
+    if config.task.named_labels is not None:
+        return tuple(config.task.named_labels)
     if (names := cls.label_names(config.task, _rows(source))) is not None:
         return names
     column = config.task.label or ""
@@ -56,6 +57,8 @@ def label_names(config: RunConfig, source: Source) -> tuple[str, ...]:
     cls = task_class(config.task.kind)
     if not cls.classes:
         return ()
+    if isinstance(config.task.label, list):
+        return tuple(config.task.label)
     if (names := cls.label_names(config.task, _rows(source))) is not None:
         return names
     places, count, _, numbers = _labels(config, source)
@@ -128,7 +131,8 @@ def _few(names: Sequence[str]) -> str:
 def _labels(config: RunConfig, source: Source) -> tuple[dict[str, str], int, str, dict[str, int]]:
     """The place of the first row with each label, the number of rows with a label, the first row without one, and the
     numbers of labels in a data set that numbers its classes."""
-    column = config.task.label or ""
+    reads = RowLabels.of(config.task)
+    column = next(iter(reads.columns), "")
     if not any(column in row for _, row in _placed(source)):
         existing = next((", ".join(map(str, row)) for _, row in _placed(source)), "none")
         raise ConfigError.at("task.label", f"no column {column!r}; there are: {existing}")
@@ -136,10 +140,11 @@ def _labels(config: RunConfig, source: Source) -> tuple[dict[str, str], int, str
     numbers: dict[str, int] = {}
     count, unusable = 0, ""
     for place, row in _placed(source):
-        if (problem := value_problem(row, 0, column)) is None:
-            places.setdefault(value_name(row[column]), place)
-            if isinstance(row[column], ClassName):
-                numbers[value_name(row[column])] = row[column].place
+        if (problem := reads.problem(row, 0)) is None:
+            for cell in reads.cells(row):
+                places.setdefault(value_name(cell), place)
+                if isinstance(cell, ClassName):
+                    numbers[value_name(cell)] = cell.place
             count += 1
         else:
             unusable = unusable or f"; {place}: {problem.reason}"
@@ -165,15 +170,42 @@ def _fault(places: Mapping[str, str], count: int) -> str:
             "is regression: set task.kind = 'sequence-regression' for texts or 'regression' for numbers, or name a "
             "column of classes"
         )
-    first = next(iter(places))
+    first, split = next(iter(places)), joined(places)
+    split = split and f"if a row may have several labels, set {split}"
     if len(places) > max(_FEW, count / 2):
         return (
             f"{len(places)} distinct labels in {count} rows, such as {example(first)}, and a class needs two rows or "
-            "more in the mean; name the column of classes"
+            f"more in the mean; {split or 'name the column of classes'}"
         )
     if len(places) > MOST:
-        return f"{len(places)} distinct labels, such as {example(first)}; is it the label? Name another"
+        remedy = split or "is it the label? Name another"
+        return f"{len(places)} distinct labels, such as {example(first)}; {remedy}"
     return ""
+
+
+_SEPARATORS = ";|,/+&"
+"""Characters by which labels are joined in one cell."""
+
+
+def joined(names: Collection[str]) -> str:
+    """The setting that splits labels which look like several in one; empty if they do not look so."""
+    if names and all(name.startswith("[") and name.endswith("]") for name in names):
+        return "task.multi_label = true"
+    separator = separator_in(names)
+    return "" if separator is None else f"task.label_separator = {separator!r}"
+
+
+def separator_in(names: Collection[str]) -> str | None:
+    """The character that joins labels, as in ``a;b`` beside ``a`` and ``b;c``: what it joins occurs in other labels
+    too. None if they do not look so."""
+    for separator in _SEPARATORS:
+        parts = [[part.strip() for part in name.split(separator) if part.strip()] for name in names]
+        counts = Counter(part for of_name in parts for part in set(of_name))
+        several = [of_name for of_name in parts if len(of_name) > 1]
+        recurring = [of_name for of_name in several if all(counts[part] > 1 for part in of_name)]
+        if recurring and 2 * len(recurring) >= len(several) and len(counts) < len(names):
+            return separator
+    return None
 
 
 def _order(name: str) -> tuple[int, float, str]:

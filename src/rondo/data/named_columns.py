@@ -34,7 +34,8 @@ def lacking(task: TaskConfig, owner: str | None, parts: Mapping[str, Sequence[Ro
     ``parts``: the rows of each client by its name, or all under an empty one.
     ``where``: says which rows they are, with a blank before.
     """
-    named = [("task.label", task.label), ("partition.column", owner), *((key, name) for key, name, _ in columns(task))]
+    asked = [(key, name) for key, name, _ in columns(task)]
+    named = [*(("task.label", name) for name in task.label_columns), ("partition.column", owner), *asked]
     there = {part: rows for part, rows in parts.items() if rows}
     problems = []
     for key, column in named:

@@ -20,7 +20,7 @@ from rondo.data.remarks import mixed_pixels, remarks, trained_on
 from rondo.data.units import Parting, persons_of, units_of, with_examples
 from rondo.errors import ConfigError
 from rondo.tasks.make import task_class
-from rondo.tasks.row_checks import value_name
+from rondo.tasks.row_checks import RowLabels
 from rondo.tasks.task import Example, Store, Task
 
 _ROWS_A_CALL = 2000
@@ -160,7 +160,7 @@ def build(
 
 def _sampled_by(config: RunConfig, tested: bool) -> tuple[list[str | None], list[str | None]]:
     """The columns of which samples of the training rows, and of the test rows, keep the shares."""
-    by_label = [config.task.label] if config.task.label is not None else []
+    by_label = config.task.label_columns
     by_owner = [config.partition.column] if config.partition.kind == "natural" else []
     by_client = ["client"] if tested and not config.partition.deal_tests else []  # these are dealt later
     return [*by_label, *(["client"] if config.data.clients_from is not None else by_owner)], [*by_label, *by_client]
@@ -240,11 +240,11 @@ def _owners(members: Members) -> str:
 
 
 def _labels(config: RunConfig, rows: Rows) -> dict[str, int] | None:
-    """Number of rows per label; None if the rows have none."""
+    """Number of rows per label, of which a row may have several; None if the rows have none."""
     if (names := task_class(config.task.kind).counted(config.task, rows)) is not None:
         return histogram(names)
-    label = config.task.label
-    return histogram([value_name(row[label]) for row in rows]) if label is not None else None
+    reads = RowLabels.of(config.task)
+    return histogram([name for row in rows for name in reads.names(row)]) if reads.columns else None
 
 
 def nothing_left(config: RunConfig, task: Task, rows: int, consequence: str) -> ConfigError:

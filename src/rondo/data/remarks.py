@@ -11,9 +11,10 @@ from typing import Any
 from rondo.config.schema import RunConfig
 from rondo.data.client_rows import Dealt
 from rondo.data.files.tables import Rows
+from rondo.data.labels import joined
 from rondo.data.partition.deal import NOBODY
 from rondo.tasks.make import task_class
-from rondo.tasks.row_checks import Row, columns, value_name, value_text
+from rondo.tasks.row_checks import Row, RowLabels, columns, value_name, value_text
 
 _SHOWN = 10
 """Most names in a sentence."""
@@ -32,7 +33,8 @@ def trained_on(config: RunConfig, dealt: Dealt) -> dict[str, int]:
 
 def remarks(config: RunConfig, dealt: Dealt, trained: Mapping[str, int]) -> Iterator[str]:
     """Yield the sentences. ``trained``: as of :func:`trained_on`."""
-    label = config.task.label
+    reads = RowLabels.of(config.task)
+    label = config.task.label if isinstance(config.task.label, str) and not reads.several else None
     owner = config.partition.column if config.partition.kind == "natural" else None
     training = [row for rows in dealt.rows.values() for row in rows]
     if label is not None:
@@ -44,6 +46,10 @@ def remarks(config: RunConfig, dealt: Dealt, trained: Mapping[str, int]) -> Iter
         yield from _alike(counts, "labels", "classes")
         if single := [name for name, count in counts.items() if count == 1 and len(counts) > 1]:
             yield f"{'label' if len(single) == 1 else 'labels'} with a single training row: {_few(single)}"
+        if setting := joined(counts):
+            yield f"labels look like several in one, and each combination is a class: to split them, set {setting}"
+    if reads.several:
+        yield from _of_several(reads, training)
     yield from task_class(config.task.kind).remarks(config.task, training)
     if owner is not None:
         yield from _written_otherwise((row[owner] for row in training), "clients")
@@ -60,6 +66,21 @@ def remarks(config: RunConfig, dealt: Dealt, trained: Mapping[str, int]) -> Iter
             rows = f"rows of the test set {name!r}" if name else "test rows"
             fate = "are training rows too: their scores say how well rows are remembered"
             yield f"{count} of {len(tests[name].rows)} {rows} {fate}"
+
+
+def _of_several(reads: RowLabels, training: Rows) -> Iterator[str]:
+    """Sentences about training rows that may have several labels."""
+    names = [reads.names(row) for row in training]
+    if without := names.count(()):
+        yield f"{without} of {len(training)} training rows have no label: they are learned as having none"
+    counts = Counter(name for of_row in names for name in of_row)
+    if always := [name for name, count in counts.items() if count == len(training)]:
+        yield f"labels of all training rows, which cannot be learned: {_few(sorted(always))}"
+    if len(reads.columns) == 1:
+        yield from _written_otherwise((cell for row in training for cell in reads.cells(row)), "labels")
+        yield from _alike(counts, "labels", "labels")
+    elif never := [name for name in reads.columns if name not in counts]:
+        yield f"labels of no training row, which cannot be learned: {_few(never)}"
 
 
 def _of_clients(dealt: Dealt, owners: Sequence[str | None], label: str | None) -> Iterator[str]:

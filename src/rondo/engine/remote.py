@@ -156,8 +156,7 @@ class RemoteScorer(Scorer):
         """Whether these are the kinds of scores that a client owes, or those and "validation" where it has test rows of
         its own, each with the task's metrics. A score better than
         perfect is none: it would choose the best round."""
-        kind = tasks.TABLE.get(self.server.config.task.kind)
-        known = {} if kind is None else kind.metrics
+        known = tasks.metrics_of(self.server.config.task)
         return set(self.kinds) <= scores.keys() <= {*self.kinds, "validation"} and all(
             self.task.primary in metrics
             and 0 <= metrics.get("examples", 0) <= _MOST_ROWS

@@ -115,9 +115,9 @@ def read(path: Path, label: str | None = None) -> Recorded:
             rounds=list(_lean(records)),
             sites=sites,
         )
-    kind, primary = tasks.TABLE.get(config.task.kind), recorded.primary or ""
+    known, primary = tasks.metrics_of(config.task), recorded.primary or ""
     # A task of one's own is not imported for a page: the run directory may be anybody's.
-    higher = kind.metrics.get(primary, False) if kind is not None else primary != "loss"
+    higher = known.get(primary, False) if known else primary != "loss"
     return replace(recorded, higher_is_better=higher)
 
 

@@ -38,6 +38,8 @@ def _bars(axes: Any, clients: Mapping[str, Any], sizes: Sequence[int]) -> None:
     counts: Counter[str] = Counter()
     for c in clients.values():
         counts.update(c["labels"] or {})
+    if any(sum((c["labels"] or {}).values()) > size for c, size in zip(clients.values(), sizes, strict=True)):
+        counts.clear()  # rows with several labels: a stack would be higher than the rows
     shown = sorted(label for label, _ in counts.most_common(_SHOWN_LABELS))
     positions = range(len(clients))
     if counts:

@@ -21,7 +21,7 @@ from rondo.errors import ConfigError, headed
 from rondo.params import everything
 from rondo.results.export import check_target, write
 from rondo.results.reopen import Reopened, reopen
-from rondo.tasks.row_checks import value_name
+from rondo.tasks.row_checks import RowLabels
 from rondo.tasks.task import Example, Scores
 
 _SOURCE, _DATA, _TEST = "rondo adapt", "--data", "--test"
@@ -186,8 +186,7 @@ def _chosen(opened: Reopened, rows: Rows, count: int) -> Sequence[Example]:
 
 
 def _sample(opened: Reopened, rows: Rows, count: int, tag: str) -> Sequence[int]:
-    label = opened.assembly.config.task.label
-    labels = None if label is None else [value_name(row[label]) for row in rows]
+    labels = RowLabels.of(opened.assembly.config.task).strata(rows)
     return sample(count, len(rows), labels, None, opened.assembly.round(0).generator("adapt", tag, count))
 
 

@@ -230,6 +230,8 @@ def _loading(facts: Facts) -> dict[str, Any]:
     text, labels, options = kind.inputs == "text", kind.head and kind.outputs is None, dict[str, Any]()
     if labels:
         options["id2label"] = "labels"
+        if facts.config.task.several_labels:
+            options["problem_type"] = '"multi_label_classification"'
     elif kind.outputs is not None:
         options["num_labels"] = kind.outputs
         if kind.outputs == 1:

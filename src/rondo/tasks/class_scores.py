@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import copy
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rondo.errors import ConfigError, visible
-from rondo.tasks.number_scores import ranks
-from rondo.tasks.task import Batch, Scores, Task, wide
+from rondo.config.inputs import TaskConfig
+from rondo.errors import ConfigError, Problem, visible
+from rondo.tasks.label_scores import THRESHOLD, LabelTally, area, label_losses, label_predictions, label_targets
+from rondo.tasks.row_checks import Row, RowLabels, as_list, is_missing
+from rondo.tasks.task import Batch, Scores, Tally, Task, wide
 
 _SHOWN = 24
 """Most characters of a class's name in the title of a score."""
 
 
 class ClassTask(Task):
-    """A task with classes, scored by accuracy."""
+    """A task with classes, scored by accuracy; with rows of several labels, each of which is a yes or no of its own."""
 
     primary = "accuracy"
     higher_is_better = True
     classes: ClassVar[bool] = True
     labels: tuple[str, ...]
     """The label names, in the order of the classes."""
+    label: RowLabels = RowLabels(())
+    """Reads the labels of a row."""
+    _index: Mapping[str, int]
+    """The number of each of the labels."""
     positive: str | None = None
     """The class whose F1 ``f1`` is. None: the class 1 of 0 and 1, as in GLUE and scikit-learn, else the mean over all
     classes, since neither the alphabet nor the order of the rows says which of two is sought."""
@@ -34,23 +40,46 @@ class ClassTask(Task):
     average: str | None = None
     """The mean over classes that ``f1`` is, "macro" or "weighted" by rows; None: see :attr:`positive`."""
     per_class: bool = False
-    """Whether the F1 of each class is a score too."""
+    """Whether the F1 of each class is a score too, and with several labels the area of each."""
+    threshold: float = THRESHOLD
+    """The probability from which on a row has a label, where it may have several."""
 
-    def scored_by(self, positive: str | None, average: str | None, *, per_class: bool) -> Self:
-        """This task with another :attr:`positive` class, :attr:`average` and :attr:`per_class`. Raises
-        :class:`ConfigError` if there is no such class."""
+    @classmethod
+    def settled(cls, config: TaskConfig, rows: Iterable[Row]) -> TaskConfig:
+        """That a row may have several labels, if all rows with any have lists of them."""
+        column = config.label if config.multi_label is None and isinstance(config.label, str) else None
+        cells = [] if column is None else [row.get(column) for row in rows if not is_missing(row.get(column))]
+        if cells and all(as_list(cell) is not None for cell in cells):
+            return config.model_copy(update={"multi_label": True})
+        return config
+
+    def scored_by(
+        self, positive: str | None, average: str | None, *, per_class: bool, threshold: float | None = None
+    ) -> Self:
+        """This task with another :attr:`positive` class, :attr:`average`, :attr:`per_class` and :attr:`threshold`.
+        Raises :class:`ConfigError` if there is no such class, and for values that its kind of labels does not use."""
+        unused = {"positive": positive, "f1": average} if self.label.several else {"threshold": threshold}
+        why = "may have several labels, which f1_micro, f1_macro and evaluation.per_class score"
+        reason = why if self.label.several else "has a single label, and the likeliest is predicted"
+        if problems := [Problem(f"evaluation.{key}", f"a row {reason}: remove it") for key in unused if unused[key]]:
+            raise ConfigError(problems)
         if positive is not None and positive not in self.labels:
             near = difflib.get_close_matches(positive, self.labels, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(self.labels[:10])}"
             raise ConfigError.at("evaluation.positive", f"no class {positive!r}; {hint}")
         task = copy.copy(self)
         task.positive, task.average, task.per_class = positive, average, per_class
+        task.threshold = THRESHOLD if threshold is None else threshold
         return task
 
     @property
     def titles(self) -> Mapping[str, str]:
         """The class or the classes whose F1 ``f1`` is."""
         each = {_f1_of(name): _f1_of(_short(name)) for name in self.labels} if self.per_class else {}
+        if self.label.several:
+            at = f" at {self.threshold:g}" if self.threshold != THRESHOLD else ""
+            areas = {f"auc of {name}": f"auc of {_short(name)}" for name in self.labels} if self.per_class else {}
+            return {"f1_micro": f"micro f1{at}", "f1_macro": f"macro f1{at}", **each, **areas}
         place = self._positive
         if place is not None:
             return {"f1": f"f1 ({_short(self.labels[place])})", **each}
@@ -64,22 +93,39 @@ class ClassTask(Task):
             name = "1"
         return None if name is None else self.labels.index(name)
 
+    def numbers(self, row: Row) -> int | tuple[int, ...]:
+        """The class of a row, or the classes where it may have several labels."""
+        numbers = tuple(self._index[name] for name in self.label.names(row))
+        return numbers if self.label.several else numbers[0]
+
+    def targets(self, numbers: Sequence[Any]) -> Batch:
+        """The target ``labels`` of rows with these :meth:`numbers`: (rows,), or (rows, classes) of 0 and 1."""
+        return {"labels": label_targets(numbers, len(self.labels)) if self.label.several else torch.tensor(numbers)}
+
     def loss(self, logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
-        """Cross-entropy, one target per row; logits (rows, classes). Raises ValueError for logits of another shape."""
+        """Cross-entropy, or the mean of the labels' binary ones, one target per row; logits (rows, classes). Raises
+        ValueError for logits of another shape."""
         wanted = (len(targets["labels"]), len(self.labels))
         if logits.shape != wanted:
             raise ValueError(f"the network's output is {tuple(logits.shape)}, and rows and classes are {wanted}")
-        losses = functional.cross_entropy(wide(logits), targets["labels"], reduction="none")
-        return losses, torch.ones_like(targets["labels"])
+        if self.label.several:
+            losses = label_losses(logits, targets["labels"])
+        else:
+            losses = functional.cross_entropy(wide(logits), targets["labels"], reduction="none")
+        return losses, torch.ones_like(losses, dtype=torch.int64)
 
     def predicted(self, logits: Tensor) -> list[dict[str, Any]]:
-        """``label`` and its ``probability``; logits (rows, classes)."""
+        """``label`` and its ``probability``, or ``labels`` and the ``probabilities`` of all; logits (rows, classes)."""
+        if self.label.several:
+            return label_predictions(logits, self.labels, self.threshold)
         largest = logits.float().softmax(-1).max(-1)
         pairs = zip(largest.indices.tolist(), largest.values.tolist(), strict=True)
         return [{"label": self.labels[label], "probability": probability} for label, probability in pairs]
 
-    def tally(self) -> ClassTally:
+    def tally(self) -> Tally:
         named = self.labels if self.per_class else ()
+        if self.label.several:
+            return LabelTally(len(self.labels), self.threshold, named)
         return ClassTally(len(self.labels), self._positive, weighted=self.average == "weighted", named=named)
 
 
@@ -160,14 +206,11 @@ def auc(logits: Tensor, true: Tensor) -> float | None:
         return None
     whole, areas = logits.double(), []
     for label in sorted(set(true.tolist())):
-        positive = true == label
-        count, others = int(positive.sum()), int((~positive).sum())
-        if others:
-            # The log odds have the order of the probabilities, which are all 1 from a margin of 37 on.
-            odds = whole[:, label] - torch.cat([whole[:, :label], whole[:, label + 1 :]], -1).logsumexp(-1)
-            above = float(ranks(odds)[positive].sum()) - count * (count + 1) / 2
-            areas.append(above / (count * others))
-    return sum(areas) / len(areas) if areas else None
+        # The log odds have the order of the probabilities, which are all 1 from a margin of 37 on.
+        odds = whole[:, label] - torch.cat([whole[:, :label], whole[:, label + 1 :]], -1).logsumexp(-1)
+        areas.append(area(odds, true == label))
+    known = [value for value in areas if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _matthews(counts: Tensor) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rondo import own_code
 from rondo.config.schema import RunConfig
-from rondo.config.task_kinds import CLASS_KEYS, TABLE
+from rondo.config.task_kinds import CLASS_KEYS, TABLE, metrics_of
 from rondo.errors import ConfigError, Problem
 from rondo.tasks.class_scores import ClassTask
 from rondo.tasks.language.tagging.token_classification import TokenClassification
@@ -29,10 +29,13 @@ def task_class(kind: str) -> type[Task]:
 def make(config: RunConfig, tokenizer: Any, labels: Sequence[str]) -> Task:
     """The task of a run (:meth:`rondo.tasks.task.Task.of`), with the metric and the class that ``config`` names for
     its scores. Raises :class:`rondo.errors.ConfigError` if its class cannot be loaded, and for an unknown class."""
-    kind, metric, asked = config.task.kind, config.task.metric, config.evaluation
-    task = task_class(kind).of(config.task, tokenizer, labels)
+    kind, known, asked = config.task.kind, metrics_of(config.task), config.evaluation
+    task, metric = task_class(kind).of(config.task, tokenizer, labels), config.task.metric or next(iter(known), None)
+    if metric is not None and metric not in known:
+        labels_of = "may have several labels" if config.task.several_labels else "has a single label"
+        raise ConfigError.at("task.metric", f"a row {labels_of}, so take {', '.join(known)}, not {metric!r}")
     if metric is not None:
-        task = task.judged_by(metric, higher_is_better=TABLE[kind].metrics[metric])
+        task = task.judged_by(metric, higher_is_better=known[metric])
     if isinstance(task, TokenClassification):
         return task.scored_by(per_class=asked.per_class)
     keys = [key for key in CLASS_KEYS if getattr(asked, key)]
@@ -40,5 +43,5 @@ def make(config: RunConfig, tokenizer: Any, labels: Sequence[str]) -> Task:
         message = f"{kind!r} scores no classes as Rondo's tasks do: remove it"
         raise ConfigError([Problem(f"evaluation.{key}", message) for key in keys])
     if isinstance(task, ClassTask) and keys:
-        return task.scored_by(asked.positive, asked.f1, per_class=asked.per_class)
+        return task.scored_by(asked.positive, asked.f1, per_class=asked.per_class, threshold=asked.threshold)
     return task

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from rondo.config.inputs import TaskConfig, plain_name
 
@@ -13,6 +14,8 @@ Row: TypeAlias = Mapping[str, Any]
 
 _LARGEST = (2 - 2**-23) * 2.0**127
 """The largest number of float32."""
+_TRUTHS = {"0": False, "1": True, "false": False, "true": True}
+"""Cells of a column that is a label."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ def row_check(task: TaskConfig, labels: Sequence[str], owner: str | None = None)
     """
     required = [name for _, name, needed in columns(task) if needed]
     optional = [name for _, name, needed in columns(task) if not needed]
-    known_labels = frozenset(labels)
+    row_labels, known_labels = RowLabels.of(task), frozenset(labels)
 
     def check(row: Row, number: int) -> RowProblem | None:
         for column in required:
@@ -66,12 +69,13 @@ def row_check(task: TaskConfig, labels: Sequence[str], owner: str | None = None)
         for column in optional:
             if column not in row:
                 return _no_column(row, number, column)
-        if task.label is not None:
-            if (problem := value_problem(row, number, task.label)) is not None:
+        if row_labels.columns:
+            if (problem := row_labels.problem(row, number)) is not None:
                 return problem
-            if known_labels and value_name(row[task.label]) not in known_labels:
-                reason = f"unknown label {row[task.label]!r:.60}; known: {', '.join(labels[:20])}"
-                return RowProblem(number, task.label, reason)
+            unknown = [name for name in row_labels.names(row) if name not in known_labels] if known_labels else []
+            if unknown:
+                reason = f"unknown label {unknown[0]!r:.60}; known: {', '.join(labels[:20])}"
+                return RowProblem(number, row_labels.columns[0], reason)
         return value_problem(row, number, owner) if owner is not None else None
 
     return check
@@ -103,6 +107,86 @@ def columns(task: TaskConfig) -> list[tuple[str, str, bool]]:
 
 def _several(value: str | Iterable[str] | None) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value or ())
+
+
+@dataclass(frozen=True)
+class RowLabels:
+    """Reads the labels of rows from ``columns``: a single one, or several of 0 and 1, whose names are the labels."""
+
+    columns: tuple[str, ...]
+    several: bool = False
+    """Whether a row may have several labels, or none."""
+    separator: str | None = None
+    """Text between the labels of a cell. Without one, several are a list, or a list written as JSON or Python has it,
+    as in a CSV file."""
+
+    @classmethod
+    def of(cls, task: TaskConfig) -> Self:
+        return cls(tuple(task.label_columns), task.several_labels, task.label_separator)
+
+    def names(self, row: Row) -> tuple[str, ...]:
+        """The labels of a row without a :meth:`problem`, each once."""
+        if len(self.columns) > 1:
+            return tuple(name for name in self.columns if _TRUTHS[value_name(row[name]).casefold()])
+        return tuple(dict.fromkeys(map(value_name, self.cells(row))))
+
+    def strata(self, rows: Sequence[Row]) -> list[str] | None:
+        """The label of each row, or all its labels in one name, for samples that keep their shares. None without
+        labels."""
+        return [", ".join(sorted(self.names(row))) for row in rows] if self.columns else None
+
+    def cells(self, row: Row) -> Sequence[Any]:
+        """The labels of a row as they are written, where they are in a single column."""
+        value = row[self.columns[0]]
+        return [value] if not self.several else self._parts(value) or ()
+
+    def problem(self, row: Row, number: int) -> RowProblem | None:
+        """The reason why the labels of row ``number`` cannot be read, or None."""
+        if len(self.columns) > 1:
+            return next(filter(None, (_truth_problem(row, number, column) for column in self.columns)), None)
+        column = self.columns[0]
+        if column not in row or not self.several:
+            if as_list(row.get(column)) is not None:
+                reason = f"expected one label, got {row[column]!r:.60}: set task.multi_label = true"
+                return RowProblem(number, column, reason)
+            return value_problem(row, number, column)
+        parts = self._parts(row[column])
+        if parts is None:
+            reason = f"expected a list of labels, got {row[column]!r:.60}: set task.label_separator for joined ones"
+            return RowProblem(number, column, reason)
+        return next(filter(None, (value_problem({column: part}, number, column) for part in parts)), None)
+
+    def _parts(self, value: Any) -> Sequence[Any] | None:
+        """The labels in a cell that may have several; None if it is no list and nothing separates them."""
+        if (found := as_list(value)) is not None:
+            return found
+        if self.separator is not None:
+            parts = [] if is_missing(value) else value_text(value).split(self.separator)
+            return [part for part in parts if part.strip()]
+        return _written_list(value)
+
+
+def as_list(value: Any) -> list[Any] | None:
+    """A cell with a list as a list; None for another."""
+    if hasattr(value, "tolist"):  # NumPy's
+        value = value.tolist()
+    return list(value) if isinstance(value, list | tuple | set) else None
+
+
+def _truth_problem(row: Row, number: int, column: str) -> RowProblem | None:
+    if (problem := value_problem(row, number, column)) is not None:
+        return problem
+    known = value_name(row[column]).casefold() in _TRUTHS
+    return None if known else RowProblem(number, column, f"expected 0 or 1, got {row[column]!r:.60}")
+
+
+def _written_list(value: Any) -> Sequence[Any] | None:
+    """The list that a text shows in JSON or Python, which agree on lists of texts and numbers."""
+    try:
+        found = ast.literal_eval(value.strip())
+    except (AttributeError, ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+    return found if isinstance(found, list) else None
 
 
 def text_problem(row: Row, number: int, column: str) -> RowProblem | None:

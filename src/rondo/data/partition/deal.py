@@ -87,7 +87,9 @@ def _check_possible(config: PartitionConfig, labels: Sequence[str] | None, count
     """Raise :class:`ConfigError` where ``count`` rows of these classes cannot be dealt so."""
     if config.kind in ("dirichlet", "shards", "classes") and labels is None:
         raise ConfigError.at(
-            "partition.kind", f"{config.kind!r} deals by label, and this task has none: take iid, natural or lognormal"
+            "partition.kind",
+            f"{config.kind!r} deals by label, and this task has none, or several in a row: "
+            "take iid, natural or lognormal",
         )
     clients = config.clients or 0
     if count < clients * max(1, config.min_size):

@@ -36,7 +36,7 @@ def started(
     ``assembly``: the same where the labels are known; None asks the sites for them first."""
     if assembly is None:
         sites.offer(plan_of(config, run, None, ""))
-        assembly = loaded(config, device, _agreed_labels(sites, clients, seconds, told))
+        assembly = loaded(config, device, _agreed_labels(config, sites, clients, seconds, told))
     sites.offer(plan_of(config, run, assembly.labels, assembly.model_sha256))
     gather(config, sites, clients, seconds, told)
     if config.guarantee.units == "rows":  # of persons it is told no number
@@ -45,7 +45,7 @@ def started(
 
 
 def _agreed_labels(
-    sites: Sites, clients: Mapping[str, str], seconds: float, told: Callable[[str], None]
+    config: RunConfig, sites: Sites, clients: Mapping[str, str], seconds: float, told: Callable[[str], None]
 ) -> tuple[str, ...]:
     """The label names of all sites, which are asked for them and waited for. Raises :class:`ConfigError` if a site does
     not tell its labels within so many ``seconds``, or if they are not the same at all sites."""
@@ -62,7 +62,9 @@ def _agreed_labels(
     parts = {name: consent.labels for name, consent in sites.consents().items()}
     labels = merged(parts.values())
     if len(labels) < 2:
-        raise ConfigError.at("task.label", f"the sites have {len(labels)} distinct labels; classification needs two")
+        hint = "" if labels or config.task.several_labels else ": set task.multi_label = true if they are in lists"
+        message = f"the sites have {len(labels)} distinct labels; classification needs two{hint}"
+        raise ConfigError.at("task.label", message)
     if len(labels) > MOST:
         message = f"the sites have {len(labels)} distinct labels, and {MOST} are the most: name them in task.labels"
         raise ConfigError.at("task.label", message)

@@ -39,7 +39,7 @@ from rondo.runs.assembling.private import Protection, check_sum
 from rondo.runs.assembling.wrapping import compressed, make_algorithm
 from rondo.runs.samples import check_samples
 from rondo.tasks.make import task_class
-from rondo.tasks.row_checks import value_name, value_problem
+from rondo.tasks.row_checks import RowLabels
 
 ROWS_AT_SITES = ("data.source=", f'data.clients_from="{AT_SITES}"')
 """Overrides that say that the rows are at the sites."""
@@ -63,7 +63,8 @@ def check(config: RunConfig) -> None:
     ):
         if there:
             problems.append(Problem(path, f"{reason}: remove it"))
-    if config.guarantee.noise_from is not None and config.task.labels is None and task_class(config.task.kind).classes:
+    classes = task_class(config.task.kind).classes
+    if config.guarantee.noise_from is not None and config.task.named_labels is None and classes:
         message = "the classes would be those of the sites' rows, so a name tells of a row: name them all"
         problems.append(Problem("task.labels", message))
     if problems:
@@ -151,8 +152,8 @@ def ready(config: RunConfig, device: str, clients: Collection[str]) -> Assembly 
     check_clients(config, len(clients))
     if not task_class(config.task.kind).classes:
         return loaded(config, device, ())
-    if config.task.labels is not None:
-        return loaded(config, device, tuple(config.task.labels))
+    if config.task.named_labels is not None:
+        return loaded(config, device, tuple(config.task.named_labels))
     _check_unlabelled(config, clients)
     return None
 
@@ -169,10 +170,10 @@ def _check_unlabelled(config: RunConfig, clients: Collection[str]) -> None:
     """Check the method's options, the test sets and the model's structure. The labels of the test sets stand for those
     of the sites. Raises :class:`ConfigError`."""
     algorithm = make_algorithm(config)
-    column, names = config.task.label or "", {"0": None, "1": None}
+    reads, names = RowLabels.of(config.task), {"0": None, "1": None}
     for key, file in test_files(config).items():
         table = read_rows(file, key, Room.of(config.data))
-        values = {value_name(row[column]): None for row in table if value_problem(row, 0, column) is None}
+        values = {name: None for row in table if reads.problem(row, 0) is None for name in reads.names(row)}
         other_rows(config, file, tuple(values), key=key)
         names = values if len(values) > 1 else names
     labels = list(names)[:MOST]

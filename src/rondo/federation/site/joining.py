@@ -33,6 +33,7 @@ from rondo.params import num_bytes
 from rondo.runs.assembling.assemble import assemble
 from rondo.runs.assembling.assembly import Assembly
 from rondo.runs.assembling.given import Given
+from rondo.tasks.make import task_class
 
 
 class Declined(Exception):
@@ -164,7 +165,11 @@ class Joining:
         config = load(_without_none(content), [])
         if (reason := terms.refusal([terms.of_code(config, self.contract)])) is not None:  # before anything imports it
             raise Declined(reason)
-        return config
+        if not task_class(config.task.kind).classes:
+            return config
+        # The server has no rows, so this site's do not say whether a row may have several labels.
+        told = {"multi_label": config.task.several_labels}
+        return config.model_copy(update={"task": config.task.model_copy(update=told)})
 
     def _labels(self, config: RunConfig, clients: dict[str, Rows]) -> tuple[str, ...]:
         """The class names in this site's rows. Raises :class:`Declined` where they are beyond the contract, and

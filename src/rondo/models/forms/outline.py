@@ -159,7 +159,8 @@ def _opened(config: RunConfig, labels: Sequence[str], name: str, kind: tasks.Kin
     with loading(model.name, "it"):
         if _orders_classes(config) and model.gguf is None:
             check_order(labels, own_classes(name, model.revision))
-        known = load_config(kind, name, labels=labels, revision=model.revision, gguf_file=model.gguf)
+        several = config.task.several_labels
+        known = load_config(kind, name, labels=labels, several=several, revision=model.revision, gguf_file=model.gguf)
         empty, head_names = load_structure(kind, known)
     tokenizer = None
     if kind.inputs == "text":
@@ -171,7 +172,7 @@ def _opened(config: RunConfig, labels: Sequence[str], name: str, kind: tasks.Kin
 def _orders_classes(config: RunConfig) -> bool:
     """Whether the order of the classes follows from the rows: the user has not set it."""
     kind = tasks.TABLE[config.task.kind]
-    return kind.head and kind.outputs is None and config.task.labels is None
+    return kind.head and kind.outputs is None and config.task.named_labels is None
 
 
 def _outline(config: RunConfig, labels: Sequence[str], opened: _Found) -> TransformerOutline:

@@ -84,18 +84,22 @@ def load_config(
     name: str,
     *,
     labels: Sequence[str] = (),
+    several: bool = False,
     revision: str | None = None,
     gguf_file: str | None = None,
 ) -> Any:
-    """Read transformers' configuration of a model: its kind, its sizes and, for a classifier, ``labels``. Call it once
-    per run: a GGUF file takes seconds each time. Raises OSError or ValueError as transformers does."""
+    """Read transformers' configuration of a model: its kind, its sizes and, for a classifier, ``labels``, of which a
+    row may have ``several``. Call it once per run: a GGUF file takes seconds each time. Raises OSError or ValueError as
+    transformers does."""
     import transformers
 
     options: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": False}
     if gguf_file is not None:
         options["gguf_file"] = gguf_file
-    if kind.head:  # by this word, transformers' pipelines give a regression's number as it is
-        options["problem_type"] = "regression" if kind.outputs == 1 else None
+    if kind.head:  # by this word, transformers' pipelines give a number as it is, or each label its own probability
+        options["problem_type"] = (
+            "multi_label_classification" if several else "regression" if kind.outputs == 1 else None
+        )
     if kind.outputs is not None:
         options["num_labels"] = kind.outputs
     elif kind.head:

@@ -140,6 +140,8 @@ def _partition(clients: Mapping[str, Any], title: str) -> Chart:
     counts: Counter[str] = Counter()
     for client in clients.values():
         counts.update(client.get("labels") or {})
+    if any(sum((c.get("labels") or {}).values()) > sizes[name] for name, c in clients.items()):
+        counts.clear()  # rows with several labels: a stack would be higher than the rows
     if len(clients) > _BARS:
         ordered = sorted(sizes.values())
         y = _resampled(list(map(float, ordered)), _POINTS)

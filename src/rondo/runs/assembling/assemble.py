@@ -163,7 +163,7 @@ def _dealt(
     phase("dealing")
     config = resolved(config, source)
     own_names_needed = config.guarantee.noise_from is not None and data_source(config) not in BUILTINS
-    if own_names_needed and config.task.labels is None and task_class(config.task.kind).classes:
+    if own_names_needed and config.task.named_labels is None and task_class(config.task.kind).classes:
         message = "the classes would be those of the clients' rows, so a name tells of a row: name them all"
         raise ConfigError.at("task.labels", message)
     check_columns(config, source)

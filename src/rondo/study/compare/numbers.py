@@ -129,16 +129,15 @@ def _first(before: Mapping[str, float], after: Mapping[str, float]) -> str | Non
 
 def first_metric(config: RunConfig) -> str:
     """The metric by which rounds are chosen: the configuration's, else the first of its kind of task."""
-    kind = tasks.TABLE.get(config.task.kind)
-    default = next(iter(kind.metrics)) if kind is not None else own_code.load(config.task.kind).primary
+    known = tasks.metrics_of(config.task)
+    default = next(iter(known)) if known else own_code.load(config.task.kind).primary
     return config.task.metric or str(default)
 
 
 def higher_is_better(config: RunConfig, metric: str) -> bool:
     """Whether a higher score is a better one."""
-    kind = tasks.TABLE.get(config.task.kind)
-    if kind is not None:
-        return kind.metrics.get(metric, False)
+    if known := tasks.metrics_of(config.task):
+        return known.get(metric, False)
     return bool(own_code.load(config.task.kind).higher_is_better)
 
 

@@ -16,7 +16,7 @@ from rondo.config.inputs import Augmentation, Normalization, TaskConfig
 from rondo.errors import ConfigError
 from rondo.tasks.class_scores import ClassTask
 from rondo.tasks.images.reading import Pixels, Unreadable, opened
-from rondo.tasks.row_checks import Row, RowProblem, value_name
+from rondo.tasks.row_checks import Row, RowLabels, RowProblem
 from rondo.tasks.task import Batch, Picture, Store
 
 _MEAN_AND_SPREAD: dict[Normalization, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -96,8 +96,8 @@ class ImageExample:
     pixels: Pixels
     """(height, width, channels) in uint8 or float32; never written to, since it may be a view of the source's own
     array."""
-    target: int
-    """Its class."""
+    target: int | tuple[int, ...]
+    """Its class, or its classes if it may have several."""
 
     @property
     def cost(self) -> int:
@@ -109,7 +109,7 @@ class ImageStore(Store):
 
     def __init__(self) -> None:
         self._pixels: list[Pixels] = []
-        self._targets = array("i")
+        self._targets: list[int | tuple[int, ...]] = []
 
     def add(self, examples: Iterable[ImageExample]) -> range:
         first = len(self._pixels)
@@ -135,7 +135,8 @@ class ImageStore(Store):
         for pixels in self._pixels:
             digest.update(str(pixels.shape).encode())
             digest.update(pixels.tobytes())
-        digest.update(self._targets.tobytes())
+        for target in self._targets:
+            digest.update(array("i", [target] if isinstance(target, int) else [len(target), *target]).tobytes())
         return digest.hexdigest()
 
 
@@ -149,13 +150,14 @@ class ImageClassification(ClassTask):
     def __init__(
         self,
         image: str,
-        label: str,
+        label: str | RowLabels,
         labels: Sequence[str],
         shape: tuple[int, int, int] | None,
         normalize: Normalization,
         augmentation: Augmentation,
     ) -> None:
-        self.image, self.label, self.labels, self.shape = image, label, tuple(labels), shape
+        self.label = RowLabels((label,)) if isinstance(label, str) else label
+        self.image, self.labels, self.shape = image, tuple(labels), shape
         self.normalize, self.augmentation = normalize, augmentation
         self._index = {name: i for i, name in enumerate(labels)}
 
@@ -165,7 +167,7 @@ class ImageClassification(ClassTask):
         if config.image_shape is not None:
             height, width, colours = config.image_shape
             shape = (height, width, colours)
-        return cls(config.image or "", config.label or "", labels, shape, config.normalize, config.augment)
+        return cls(config.image or "", RowLabels.of(config), labels, shape, config.normalize, config.augment)
 
     @classmethod
     def with_columns(cls, config: TaskConfig, text: str | None, label: str | None) -> TaskConfig:
@@ -173,9 +175,9 @@ class ImageClassification(ClassTask):
 
     @classmethod
     def settled(cls, config: TaskConfig, rows: Iterable[Row]) -> TaskConfig:
-        """The shape of the first picture that can be read. Raises :class:`ConfigError` if ``task.normalize`` has
-        constants for another number of channels."""
-        shape = config.image_shape
+        """The shape of the first picture that can be read, and whether a row may have several labels. Raises
+        :class:`ConfigError` if ``task.normalize`` has constants for another number of channels."""
+        config, shape = super().settled(config, rows), config.image_shape
         if shape is None:
             pictures = (opened(row.get(config.image or ""), side=config.image_size) for row in rows)
             first = next((p for p in pictures if not isinstance(p, Unreadable)), None)
@@ -215,16 +217,16 @@ class ImageClassification(ClassTask):
         return RowProblem(number, column, reason + "set task.image_shape with 3 channels, which greyscale is turned to")
 
     def encode(self, rows: Sequence[Row]) -> list[ImageExample]:
-        return [ImageExample(row[self.image], self._index[value_name(row[self.label])]) for row in rows]
+        return [ImageExample(row[self.image], self.numbers(row)) for row in rows]
 
     def unlabelled(self, rows: Sequence[Row]) -> list[ImageExample]:
-        """Examples of rows whose label is not read; each has the target 0."""
-        return [ImageExample(row[self.image], 0) for row in rows]
+        """Examples of rows whose label is not read; each has the target 0, or none."""
+        return [ImageExample(row[self.image], () if self.label.several else 0) for row in rows]
 
     def collate(self, examples: Sequence[ImageExample]) -> tuple[Batch, Batch]:
-        """``pixel_values`` (rows, channels, height, width), and the target ``labels`` (rows,)."""
+        """``pixel_values`` (rows, channels, height, width), and the target ``labels`` (:meth:`targets`)."""
         inputs = {"pixel_values": normalized([e.pixels for e in examples], self.normalize)}
-        return inputs, {"labels": torch.tensor([e.target for e in examples])}
+        return inputs, self.targets([e.target for e in examples])
 
     @property
     def augments(self) -> bool:
@@ -247,7 +249,8 @@ class ImageClassification(ClassTask):
         if pixels.dtype != np.uint8:  # its lowest pixel is shown black, and its highest white
             low, high = pixels.min(), pixels.max()
             pixels = ((pixels - low) * (255 / max(high - low, 1e-9))).astype(np.uint8)
-        return Picture(pixels, self.labels[example.target])
+        shown = [example.target] if isinstance(example.target, int) else example.target
+        return Picture(pixels, ", ".join(self.labels[number] for number in shown))
 
     def store(self) -> ImageStore:
         return ImageStore()

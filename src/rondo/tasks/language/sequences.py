@@ -13,7 +13,7 @@ from rondo.config.inputs import TaskConfig
 from rondo.tasks.class_scores import ClassTask
 from rondo.tasks.language.text import TextExample, TextTask, TokenStore, inputs_of
 from rondo.tasks.number_scores import NumberTally, number_predictions
-from rondo.tasks.row_checks import Row, RowProblem, number_problem, value_name
+from rondo.tasks.row_checks import Row, RowLabels, RowProblem, number_problem
 from rondo.tasks.task import Batch, wide
 
 
@@ -23,12 +23,14 @@ class SequenceTask(TextTask):
     ``columns``: one or two text columns.
     """
 
+    no_target: float | tuple[int, ...] = 0
+    """The target of rows whose own is not read."""
+
     def __init__(self, tokenizer: Any, columns: Sequence[str], max_length: int) -> None:
         self.tokenizer, self.columns, self.max_length = tokenizer, tuple(columns), max_length
 
     def unlabelled(self, rows: Sequence[Row]) -> list[TextExample]:
-        """Examples of rows whose target is not read; each has the target 0. Texts longer than ``max_length`` tokens
-        are cut."""
+        """Examples of rows whose target is not read. Texts longer than ``max_length`` tokens are cut."""
         if not rows:
             return []
         texts = [[row[c] for row in rows] for c in self.columns]
@@ -36,7 +38,7 @@ class SequenceTask(TextTask):
         segments = coded.get("token_type_ids") or [None] * len(rows)
         lost = self._lost(texts, coded["input_ids"])
         return [
-            TextExample(tuple(ids), 0, tuple(seg) if seg is not None else None, lost_here)
+            TextExample(tuple(ids), self.no_target, tuple(seg) if seg is not None else None, lost_here)
             for ids, seg, lost_here in zip(coded["input_ids"], segments, lost, strict=True)
         ]
 
@@ -58,29 +60,30 @@ class SequenceClassification(ClassTask, SequenceTask):
     """Sequence classification, scored by accuracy.
 
     ``columns``: one or two text columns.
-    ``label``: the label column.
+    ``label``: the label column, or what reads the labels.
     ``labels``: the label names, in the order of the classes.
     """
 
     def __init__(
-        self, tokenizer: Any, columns: Sequence[str], label: str, labels: Sequence[str], max_length: int
+        self, tokenizer: Any, columns: Sequence[str], label: str | RowLabels, labels: Sequence[str], max_length: int
     ) -> None:
         super().__init__(tokenizer, columns, max_length)
-        self.label, self.labels = label, tuple(labels)
+        self.label, self.labels = RowLabels((label,)) if isinstance(label, str) else label, tuple(labels)
+        self.no_target = () if self.label.several else 0
         self._index = {name: i for i, name in enumerate(labels)}
 
     @classmethod
     def of(cls, config: TaskConfig, tokenizer: Any, labels: Sequence[str]) -> Self:
         columns = [config.text] if isinstance(config.text, str) else list(config.text or ())
-        return cls(tokenizer, columns, config.label or "", labels, config.max_length)
+        return cls(tokenizer, columns, RowLabels.of(config), labels, config.max_length)
 
     def encode(self, rows: Sequence[Row]) -> list[TextExample]:
         """Texts longer than ``max_length`` tokens are cut."""
         pairs = zip(self.unlabelled(rows), rows, strict=True)
-        return [replace(example, target=self._index[value_name(row[self.label])]) for example, row in pairs]
+        return [replace(example, target=self.numbers(row)) for example, row in pairs]
 
     def collate(self, examples: Sequence[TextExample]) -> tuple[Batch, Batch]:
-        return self.inputs(examples), {"labels": torch.tensor([e.target for e in examples])}
+        return self.inputs(examples), self.targets([e.target for e in examples])
 
 
 class SequenceRegression(SequenceTask):

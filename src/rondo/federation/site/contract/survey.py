@@ -14,9 +14,10 @@ from pydantic import BaseModel
 from rondo.config.reference import keys
 from rondo.data.files.room import TextForm
 from rondo.data.files.tables import Rows
+from rondo.data.labels import separator_in
 from rondo.errors import ConfigError, Problem
 from rondo.federation.site.contract.document import Contract
-from rondo.tasks.row_checks import is_missing, value_name
+from rondo.tasks.row_checks import RowLabels, as_list, is_missing
 
 _FEW = 20
 """Most distinct values that are listed: the contract's own default for class names."""
@@ -44,10 +45,17 @@ def columns(clients: Mapping[str, Rows]) -> list[Column]:
 def _column(name: str, cells: Sequence[object]) -> Column:
     filled = [cell for cell in cells if not is_missing(cell) and cell != ""]
     empty = f", {len(cells) - len(filled)} empty" if len(filled) < len(cells) else ""
-    if any(not isinstance(cell, str | int | float) for cell in filled):
+    lists = bool(filled) and all(as_list(cell) is not None for cell in filled)
+    reads = RowLabels((name,), several=lists)
+    plain = all(isinstance(cell, str | int | float) for cell in filled)
+    if not plain and (not lists or any(reads.problem({name: cell}, 0) for cell in filled)):
         return Column(name, f"{len(filled)} lists or pictures{empty}", None)
-    counts = Counter(value_name(cell) for cell in filled)
-    kind = "texts" if any(isinstance(cell, str) for cell in filled) else "numbers"
+    counts = Counter(label for cell in filled for label in reads.names({name: cell}))
+    if not lists and (separator := separator_in(counts)) is not None:
+        reads = RowLabels((name,), several=True, separator=separator)
+        counts = Counter(label for cell in filled for label in reads.names({name: cell}))
+        empty = f", joined by {separator!r}{empty}"
+    kind = "lists" if lists else "texts" if any(isinstance(cell, str) for cell in filled) else "numbers"
     if 0 < len(counts) <= _FEW and 2 * len(counts) <= len(filled):
         shown = ", ".join(f"{value} ({count})" for value, count in sorted(counts.items()))
         return Column(name, f"{len(filled)} {kind}, {len(counts)} distinct: {shown}{empty}", tuple(sorted(counts)))
@@ -73,6 +81,8 @@ def contract(columns: Sequence[Column], inputs: Sequence[str], labels: Sequence[
         raise ConfigError(problems)
     values = [column.values for column in columns if column.name in labels]
     classes = sorted({v for of_column in values for v in of_column or ()}) if values and None not in values else None
+    if len(values) > 1 and classes in (["0"], ["0", "1"], ["1"]):  # a label each
+        classes = list(labels)
     chosen: dict[str, list[str] | str | None] = {
         "rows.inputs": list(inputs),
         "rows.labels": list(labels),

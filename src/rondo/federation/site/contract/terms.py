@@ -105,14 +105,16 @@ def _columns(config: RunConfig, contract: Contract) -> Iterator[Term]:
     """The columns that are read. A task of one's own gets the columns of the contract, and no other."""
     asked = [(key, name) for key, name, _ in columns(config.task)]
     predicted = [name for key, name in asked if key in _PREDICTED]
-    predicted += [config.task.label] if config.task.label is not None else []
+    predicted += config.task.label_columns
     read = [name for key, name in asked if key not in _PREDICTED]
     for subject, names, allowed in (
         ("input columns", read, contract.rows.inputs),
         ("label columns", predicted, contract.rows.labels),
     ):
         if names:
-            yield Term(subject, ", ".join(names), ", ".join(allowed) or "none", set(names) <= set(allowed))
+            cut = config.task.label_separator if names is predicted else None
+            shown = ", ".join(names) + ("" if cut is None else f", split at {cut!r}")
+            yield Term(subject, shown, ", ".join(allowed) or "none", set(names) <= set(allowed))
 
 
 def _classes(plan: Plan, config: RunConfig, contract: Contract) -> Iterator[Term]:

@@ -1,0 +1,88 @@
+"""Loss, predictions and scores of rows that may have several labels: each label is a yes or no of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rondo.tasks.number_scores import ranks
+from rondo.tasks.task import Batch, Scores, wide
+
+THRESHOLD = 0.5
+"""The probability from which on a row is said to have a label."""
+
+
+def label_targets(numbers: Sequence[Sequence[int]], labels: int) -> Tensor:
+    """The labels of rows, given by their numbers, as float32 of 0 and 1: (rows, labels)."""
+    targets = torch.zeros(len(numbers), labels)
+    for row, of_row in zip(targets, numbers, strict=True):
+        row[list(of_row)] = 1.0
+    return targets
+
+
+def label_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """The mean over labels of each row's binary cross-entropy, as transformers has it; both are (rows, labels)."""
+    logits = wide(logits)
+    return functional.binary_cross_entropy_with_logits(logits, targets.to(logits.dtype), reduction="none").mean(-1)
+
+
+def label_predictions(logits: Tensor, names: Sequence[str], threshold: float) -> list[dict[str, Any]]:
+    """``labels``, those whose probability is ``threshold`` or more, and the ``probabilities`` of all by name. Logits
+    are (rows, labels)."""
+    rows = (dict(zip(names, row, strict=True)) for row in logits.float().sigmoid().tolist())
+    return [{"labels": [name for name, p in row.items() if p >= threshold], "probabilities": row} for row in rows]
+
+
+class LabelTally:
+    """A :class:`rondo.tasks.task.Tally` of F1 (over all pairs of a row and a label, "micro", and as the mean over
+    labels, "macro"), the share of rows with all labels right, the mean area under the ROC curve and the loss. Logits
+    and the target ``labels`` are (rows, labels). Labels that neither occur nor are predicted have no F1, and those that
+    all rows have, or none, no area; means leave them out. The labels ``named``, all or none, have their scores each."""
+
+    def __init__(self, labels: int, threshold: float, named: Sequence[str] = ()) -> None:
+        self.threshold, self.named = threshold, named
+        self.logits, self.true = [torch.zeros(0, labels)], [torch.zeros(0, labels)]
+
+    def add(self, logits: Tensor, batch: Batch) -> None:
+        self.logits.append(logits.detach().float().cpu())
+        self.true.append(batch["labels"].detach().cpu())
+
+    def scores(self) -> Scores:
+        logits, targets = torch.cat(self.logits), torch.cat(self.true)
+        true, predicted = targets > 0, logits.sigmoid() >= self.threshold
+        right, either = (true & predicted).sum(0).tolist(), (true.sum(0) + predicted.sum(0)).tolist()
+        each = [2 * r / e if e else None for r, e in zip(right, either, strict=True)]
+        areas = [area(column, of_label) for column, of_label in zip(logits.T.double(), true.T, strict=True)]
+        count = len(true)
+        return {
+            "f1_micro": 2 * sum(right) / sum(either) if any(either) else None,
+            "f1_macro": _mean(each),
+            "accuracy": float((true == predicted).all(1).double().mean()) if count else None,
+            "auc": _mean(areas),
+            "loss": float(label_losses(logits, targets).double().mean()) if count else None,
+            **{f"f1 of {name}": value for name, value in zip(self.named, each, strict=False)},
+            **{f"auc of {name}": value for name, value in zip(self.named, areas, strict=False)},
+            "examples": count,
+        }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def area(scores: Tensor, positive: Tensor) -> float | None:
+    """The area under the ROC curve: the share of pairs of a row that is ``positive`` (rows,) and another in which the
+    first has the higher of the ``scores`` (rows,); equal ones count half. None if there are no pairs, or a score is not
+    finite.
+
+    Source: Mann and Whitney, 1947.
+    """
+    count, others = int(positive.sum()), int((~positive).sum())
+    if not count or not others or not scores.isfinite().all():
+        return None
+    return (float(ranks(scores)[positive].sum()) - count * (count + 1) / 2) / (count * others)
