@@ -173,7 +173,8 @@ def _check_unlabelled(config: RunConfig, clients: Collection[str]) -> None:
     reads, names = RowLabels.of(config.task), {"0": None, "1": None}
     for key, file in test_files(config).items():
         table = read_rows(file, key, Room.of(config.data))
-        values = {name: None for row in table if reads.problem(row, 0) is None for name in reads.names(row)}
+        labelled = table if reads.columns else []
+        values = {name: None for row in labelled if reads.problem(row, 0) is None for name in reads.names(row)}
         other_rows(config, file, tuple(values), key=key)
         names = values if len(values) > 1 else names
     labels = list(names)[:MOST]
