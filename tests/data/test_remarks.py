@@ -51,7 +51,7 @@ def test_labels_that_differ_by_blanks_or_unicode_form_are_one_class(tmp_path: Pa
     settings, found = dealt(config(tmp_path, rows(*written)))
     assert find_labels(settings, load_rows(settings)) == ("caf\u00e9", "new york")
     (line,) = list(remarks(settings, found, {}))
-    assert line.startswith("labels are read without blanks at their ends and in one Unicode form: ")
+    assert line.startswith("labels are read without blanks at their ends and in one form of Unicode and numbers: ")
     assert f"{'new  york'!r} as 'new york'" in line
 
 
@@ -74,7 +74,7 @@ def test_named_labels_and_columns_are_compared_in_one_form(tmp_path: Path) -> No
 
 
 def test_columns_with_one_plain_name_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="differ by blanks or Unicode form only: rename one"):
+    with pytest.raises(ConfigError, match="differ by blanks, Unicode form or spelling of numbers only: rename one"):
         dealt(config(tmp_path, [{"text": "a", "text ": "b", "label": "x"}]))
 
 
@@ -93,7 +93,7 @@ def test_clients_by_a_column_are_compared_in_one_form(tmp_path: Path) -> None:
     settings, found = dealt(config(tmp_path, train, partition={"kind": "natural", "column": "who"}))
     assert {name: len(of) for name, of in found.rows.items()} == {"N": 4, "n": 2, "s": 2}
     assert list(remarks(settings, found, {})) == [
-        "clients are read without blanks at their ends and in one Unicode form: 'N ' as 'N'",
+        "clients are read without blanks at their ends and in one form of Unicode and numbers: 'N ' as 'N'",
         "names of clients that differ by case only are 2 clients: 'N', 'n'",
     ]
 

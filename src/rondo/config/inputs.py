@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import re
 import unicodedata
 from contextlib import suppress
-from datetime import date
+from datetime import date, datetime, time
+from decimal import Decimal
+from numbers import Real
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -42,10 +46,28 @@ AT_SITES = "at its sites"
 """Value of ``data.clients_from`` in a run whose rows are elsewhere (:mod:`rondo.federation`)."""
 
 
-def plain_name(name: str) -> str:
-    """A name of a column, a class or a client, the same text for names that differ by blanks or Unicode form alone:
-    without blanks at its ends, one space for blanks within, composed (NFC)."""
-    return " ".join(unicodedata.normalize("NFC", name).split())
+_WHOLE = re.compile(r"([+-]?)(0|[1-9][0-9]*)(?:\.0*)?")
+"""A whole number as programs write it, 0.0 too. 007 and 3.10 are names: of a ward, of a version."""
+
+
+def plain_name(name: object) -> str:
+    """A name of a column, a class, a client or a person: the same text for all cells that differ by blanks, Unicode
+    form or the spelling of a whole number alone. It has no blanks at its ends, one space for blanks within, is composed
+    (NFC), and is ``1`` for 1.0, "1.0" and "+1" too: pandas writes integers in a column with gaps as 1.0."""
+    text = " ".join(unicodedata.normalize("NFC", cell_text(name)).split())
+    if (whole := _WHOLE.fullmatch(text)) is None:
+        return text
+    return whole[2] if whole[1] != "-" or whole[2] == "0" else f"-{whole[2]}"
+
+
+def cell_text(value: Any) -> str:
+    """A cell as text: a whole number of any library as an integer, a day as a date, without its midnight."""
+    if isinstance(value, Real | Decimal) and not isinstance(value, bool):
+        number: Any = value
+        return str(int(number)) if math.isfinite(number) and number == int(number) else str(number)
+    if isinstance(value, datetime) and value == value and value.timetz() == time():  # NaT has no time
+        return value.date().isoformat()
+    return str(value)
 
 
 def _day(value: Any) -> Any:

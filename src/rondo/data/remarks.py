@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rondo.config.inputs import cell_text
 from rondo.config.schema import RunConfig
 from rondo.data.client_rows import Dealt
 from rondo.data.files.tables import Rows
 from rondo.data.labels import joined
 from rondo.data.partition.deal import NOBODY
 from rondo.tasks.make import task_class
-from rondo.tasks.row_checks import Row, RowLabels, columns, value_name, value_text
+from rondo.tasks.row_checks import Row, RowLabels, columns, value_name
 
 _SHOWN = 10
 """Most names in a sentence."""
@@ -121,11 +122,11 @@ def _single_class(rows: Rows, label: str, kind: str, consequence: str) -> Iterat
 
 
 def _written_otherwise(values: Iterable[Any], what: str) -> Iterator[str]:
-    """Names whose cells have blanks or a Unicode form that are not read."""
-    written = {text for text in map(value_text, set(values)) if value_name(text) != text}
+    """Names whose cells have blanks, a Unicode form or a spelling of a number that are not read."""
+    written = {text for text in map(cell_text, set(values)) if value_name(text) != text}
     if written:
         shown = _few([f"{text!r} as {value_name(text)!r}" for text in sorted(written)])
-        yield f"{what} are read without blanks at their ends and in one Unicode form: {shown}"
+        yield f"{what} are read without blanks at their ends and in one form of Unicode and numbers: {shown}"
 
 
 def _alike(names: Iterable[str], what: str, kind: str) -> Iterator[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from rondo.config import packages
 from rondo.config.checks import data_source, is_path, missing_files
 from rondo.config.hub import asked
-from rondo.config.inputs import AT_SITES, BUILTIN_DATA, BUILTIN_IMAGES, GIVEN, LINEAR, DataConfig
+from rondo.config.inputs import AT_SITES, BUILTIN_DATA, BUILTIN_IMAGES, GIVEN, LINEAR, DataConfig, plain_name
 from rondo.config.schema import RunConfig
 from rondo.data.files.formats import (
     SUFFIXES,
@@ -137,7 +137,10 @@ def _clients_and_tests(data: DataConfig) -> tuple[str, str | None]:
 def _by_client(tables: Mapping[str, Table], argument: str) -> dict[str, Rows]:
     if not tables:
         raise ConfigError.at(argument, "it has no clients: give rows by client id")
-    return {str(name): rows_of(table, f"{argument}[{name!r}]") for name, table in tables.items()}
+    names = {name: plain_name(name) for name in tables}
+    if same := [name for name, plain in names.items() if list(names.values()).count(plain) > 1]:
+        raise ConfigError.at(argument, f"{same[0]!r} and {same[1]!r} are one client, {names[same[0]]!r}: rename one")
+    return {names[name]: rows_of(table, f"{argument}[{name!r}]") for name, table in tables.items()}
 
 
 def _more_rows(data: DataConfig, name: str, room: Room) -> Rows:
@@ -258,9 +261,9 @@ def client_rows(pattern: str, key: str, room: Room) -> dict[str, Rows]:
     if not files:
         endings = ", ".join([*SUFFIXES, ".npz"])
         raise ConfigError.at(key, f"no data files ({endings}, also .gz) match {pattern!r}; name others")
-    ids = [stem_of(file) for file in files]
+    ids = [plain_name(stem_of(file)) for file in files]
     if len(set(ids)) == 1 and len({file.parent for file in files}) == len(files) > 1:  # a folder per client
-        ids = [file.parent.name for file in files]
+        ids = [plain_name(file.parent.name) for file in files]
     if duplicates := sorted({i for i in ids if ids.count(i) > 1}):
         raise ConfigError.at(key, f"two files would be client {duplicates[0]!r}; rename one")
     return {client: read_rows(file, key, room, one_client=True) for client, file in zip(ids, files, strict=True)}

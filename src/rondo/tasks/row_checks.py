@@ -211,7 +211,7 @@ def value_problem(row: Row, number: int, column: str) -> RowProblem | None:
     if column not in row:
         return _no_column(row, number, column)
     value = row[column]
-    if isinstance(value, list | tuple | dict | set | bytes):
+    if hasattr(value, "__len__") and not isinstance(value, str):  # a list, an array, bytes
         return RowProblem(number, column, f"expected text or a number, got {value!r:.60}")
     if is_missing(value) or not str(value).strip():
         return RowProblem(number, column, "the value is missing")
@@ -233,19 +233,17 @@ def number_problem(row: Row, number: int, column: str) -> RowProblem | None:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a cell is empty: None, or NaN, as tables without None have it."""
-    return value is None or (isinstance(value, float) and math.isnan(value))
+    """Whether a cell is empty: None, or what tables without None have: NaN of any library, NaT, pandas' NA."""
+    if value is None or hasattr(value, "__len__"):  # arrays compare number by number
+        return value is None
+    try:
+        return bool(value != value)
+    except TypeError:  # pandas' NA is neither true nor false
+        return True
 
 
-def value_name(value: Any) -> str:
-    """The name of a class or client: ``neg`` for " neg " too (:func:`rondo.config.inputs.plain_name`)."""
-    return plain_name(value_text(value))
-
-
-def value_text(value: Any) -> str:
-    """A cell as text. A whole float becomes an integer: pandas makes floats of integers in a column with gaps, and 1.0
-    and 1 are one class."""
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+value_name = plain_name
+"""The name of the class, client or person in a cell."""
 
 
 def _no_column(row: Row, number: int, column: str) -> RowProblem:

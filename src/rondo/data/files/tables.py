@@ -64,16 +64,17 @@ def _places(argument: str, table: object) -> Places:
 def plain_columns(rows: Rows, key: str) -> Rows:
     """``rows`` under the plain names of their columns (:func:`rondo.config.inputs.plain_name`), with a warning for
     other ones. Raises :class:`ConfigError` under ``key`` for two columns with one plain name."""
-    plain = {name: plain_name(name) for name in {name: None for row in rows for name in row} if isinstance(name, str)}
+    plain = {name: plain_name(name) for name in {name: None for row in rows for name in row} if name is not None}
     changed = {name: new for name, new in plain.items() if new != name}
     if not changed:
         return rows
     for name, new in changed.items():
         if same := [other for other in plain if other != name and plain[other] == new]:
-            message = f"the columns {name!r} and {same[0]!r} differ by blanks or Unicode form only: rename one"
-            raise ConfigError.at(key, message)
-    shown = ", ".join(f"{name!r} as {new!r}" for name, new in changed.items())
-    warnings.warn(f"{key}: names of columns are read without blanks at their ends: {shown}", stacklevel=2)
+            message = f"the columns {name!r} and {same[0]!r} differ by blanks, Unicode form or spelling of numbers only"
+            raise ConfigError.at(key, f"{message}: rename one")
+    # A number, such as a data frame's, cannot be named otherwise.
+    if shown := ", ".join(f"{name!r} as {new!r}" for name, new in changed.items() if isinstance(name, str)):
+        warnings.warn(f"{key}: names of columns are read without blanks at their ends: {shown}", stacklevel=2)
     return PlacedRows(
         ({changed.get(name, name): value for name, value in row.items()} for row in rows), places_of(rows)
     )

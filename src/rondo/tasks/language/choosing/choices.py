@@ -8,10 +8,12 @@ import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
+from rondo.config.inputs import cell_text, plain_name
 from rondo.tasks.language.text import TextExample, TokenStore
-from rondo.tasks.row_checks import Row, is_missing, text_problem, value_text
+from rondo.tasks.row_checks import Row, is_missing, text_problem
 from rondo.tasks.task import Store
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -39,7 +41,7 @@ def choices_of(row: Row, columns: str | Sequence[str]) -> list[str]:
         values = [row[column] for column in columns]
         while values and (is_missing(values[-1]) or values[-1] == ""):
             values.pop()
-    texts = [value_text(v) if isinstance(v, int | float) and not is_missing(v) else v for v in values]
+    texts = [cell_text(v) if isinstance(v, Real) and not is_missing(v) else v for v in values]
     if len(texts) < 2:
         raise ValueError(f"{len(texts)} choices; there should be two or more")
     for place, text in enumerate(texts):
@@ -58,12 +60,13 @@ def right_of(answer: Any, choices: Sequence[str], written: str | None = None) ->
     """The index of the right choice. ``answer`` is its text, its letter (A is the first), or its number (0 is the
     first); ``written`` says which ("text", "letter", "number"). Raises ValueError with the reason, also if it can be
     read in two ways: the letter of one choice may be the text of another."""
-    name = value_text(answer) if isinstance(answer, str | int | float) else ""
+    name = cell_text(answer) if isinstance(answer, str | Real) else ""
+    number = plain_name(name)
     known = LETTERS[: len(choices)]
     readings = {
         "text": choices.index(name) if name in choices else None,
         "letter": known.index(name) if len(name) == 1 and name in known else None,
-        "number": int(name) if re.fullmatch("[0-9]{1,4}", name) and int(name) < len(choices) else None,
+        "number": int(number) if re.fullmatch("[0-9]{1,4}", number) and int(number) < len(choices) else None,
     }
     places = {reading: i for reading, i in readings.items() if i is not None and written in (None, reading)}
     if len(set(places.values())) == 1:
