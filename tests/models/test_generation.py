@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import peft
@@ -14,6 +13,7 @@ from families import AUTO, FAMILIES, Kind, tokenizer
 from rondo.models.forms import generation
 from rondo.models.forms.generation import Generation, answers
 from rondo.models.kernels import attention
+from rondo.tasks.task import AnswerEnd
 
 END, NEW = 2, 8
 PROMPTS = [[5 + (7 * i + 3 * n) % 90 for i in range(n)] for n in (3, 9, 4, 9, 17)]
@@ -59,7 +59,7 @@ def test_batched_answers_are_those_of_each_prompt_alone(name: str, monkeypatch: 
     verdicts, tried = [], generation._copes_with_padding
     monkeypatch.setattr(generation, "_copes_with_padding", lambda *a: verdicts.append(tried(*a)) or verdicts[0])
     module = model_of(name)
-    made = answers(module, tokenizer(), PROMPTS, Generation(NEW, 3))
+    made = answers(module, tokenizer(), PROMPTS, Generation(NEW, 3), AnswerEnd((END,)))
     assert made == [likeliest(module, prompt, NEW) for prompt in PROMPTS]
     assert len({tuple(answer) for answer in made}) > 2
     assert verdicts == [name not in ("BART", "mBART", "Marian", "Pegasus")]
@@ -82,20 +82,20 @@ def test_batched_answers_of_a_decoder_are_those_of_each_prompt_alone(name: str) 
     module.generation_config.max_length = 3
     expected = [written(module, prompt, NEW) for prompt in PROMPTS]
     assert len({tuple(answer) for answer in expected}) > 2
-    assert answers(module, tokenizer(), PROMPTS, Generation(NEW, 3)) == expected
+    assert answers(module, tokenizer(), PROMPTS, Generation(NEW, 3), AnswerEnd((END,))) == expected
     wrapped = peft.get_peft_model(
         module, peft.LoraConfig(task_type="SEQ_2_SEQ_LM", target_modules=["k_proj", "k", "key"])
     )
-    assert answers(wrapped, tokenizer(), PROMPTS, Generation(NEW, 3)) == expected
+    assert answers(wrapped, tokenizer(), PROMPTS, Generation(NEW, 3), AnswerEnd((END,))) == expected
     assert module.generation_config.max_length == 3
 
 
 def test_decoder_keeps_what_it_was_trained_to_begin_with_and_never_to_say() -> None:
     module = model_of("BART", "seq2seq-lm")
-    likely = answers(module, tokenizer(), PROMPTS[:1], Generation(NEW, 1))[0][1]
+    likely = answers(module, tokenizer(), PROMPTS[:1], Generation(NEW, 1), AnswerEnd((END,)))[0][1]
     module.generation_config.forced_bos_token_id = 7
     module.generation_config.bad_words_ids = [[likely]]
-    made = answers(module, tokenizer(), PROMPTS, Generation(NEW, 3))
+    made = answers(module, tokenizer(), PROMPTS, Generation(NEW, 3), AnswerEnd((END,)))
     assert {answer[0] for answer in made} == {7}
     assert likely not in {token for answer in made for token in answer}
 
@@ -105,7 +105,7 @@ def test_rondos_own_attention_generates_the_same(kind: attention.Attention) -> N
     module = model_of("Llama")
     expected = [likeliest(module, prompt, NEW) for prompt in PROMPTS]
     attention.use(module, kind)
-    assert answers(module, tokenizer(), PROMPTS, Generation(NEW, 3)) == expected
+    assert answers(module, tokenizer(), PROMPTS, Generation(NEW, 3), AnswerEnd((END,))) == expected
 
 
 class Miscounting(transformers.GPT2LMHeadModel):
@@ -130,7 +130,7 @@ def test_model_that_minds_padding_is_given_none(kind: Any) -> None:
     right = model_of("GPT-2")
     module = kind(right.config).eval()
     module.load_state_dict(right.state_dict())
-    made = answers(module, tokenizer(), PROMPTS, Generation(NEW, 5))
+    made = answers(module, tokenizer(), PROMPTS, Generation(NEW, 5), AnswerEnd((END,)))
     assert made == [likeliest(right, prompt, NEW) for prompt in PROMPTS]
 
 
@@ -138,7 +138,7 @@ def test_models_own_way_to_generate_is_put_aside_and_back() -> None:
     module = model_of("Llama")
     own = transformers.GenerationConfig(do_sample=True, temperature=9.0, repetition_penalty=5.0, eos_token_id=[END, 7])
     module.generation_config = own
-    made = answers(module, tokenizer(), PROMPTS, Generation(NEW, 3))
+    made = answers(module, tokenizer(), PROMPTS, Generation(NEW, 3), AnswerEnd((END,)))
     assert module.generation_config is own
     ended = [likeliest(module, prompt, NEW) for prompt in PROMPTS]
     assert made == [a[: a.index(7) + 1] if 7 in a else a for a in ended]
@@ -149,16 +149,18 @@ def test_draws_come_from_the_seed_alone() -> None:
     torch.manual_seed(11)
     expected = torch.rand(1)
     torch.manual_seed(11)
-    made = answers(module, tokenizer(), PROMPTS, how)
+    made = answers(module, tokenizer(), PROMPTS, how, AnswerEnd((END,)))
     assert torch.rand(1) == expected
-    assert made == answers(module, tokenizer(), PROMPTS, how)
-    assert made != answers(module, tokenizer(), PROMPTS, Generation(NEW, 3, temperature=1.0, seed=4))
+    assert made == answers(module, tokenizer(), PROMPTS, how, AnswerEnd((END,)))
+    assert made != answers(module, tokenizer(), PROMPTS, Generation(NEW, 3, temperature=1.0, seed=4), AnswerEnd((END,)))
 
 
 def test_drawn_tokens_have_the_models_probabilities() -> None:
     """The first token of 4,000 answers, against the softmax of the logits; each share within five deviations."""
     module, count = model_of("Llama"), 4000
-    made = answers(module, tokenizer(), [PROMPTS[0]] * count, Generation(1, count, temperature=2.0, seed=1))
+    made = answers(
+        module, tokenizer(), [PROMPTS[0]] * count, Generation(1, count, temperature=2.0, seed=1), AnswerEnd((END,))
+    )
     with torch.no_grad():
         p = (module(input_ids=torch.tensor([PROMPTS[0]])).logits[0, -1] / 2).softmax(-1)
     shares = torch.bincount(torch.tensor([a[0] for a in made]), minlength=len(p)) / count
@@ -169,7 +171,7 @@ def test_stop_text_ends_an_answer() -> None:
     module = model_of("Llama")
     whole = likeliest(module, PROMPTS[1], NEW)
     stop = tokenizer().decode(whole[2])
-    (made,) = answers(module, tokenizer(), PROMPTS[1:2], Generation(NEW, 1, stop=(stop,)))
+    (made,) = answers(module, tokenizer(), PROMPTS[1:2], Generation(NEW, 1, stop=(stop,)), AnswerEnd((END,)))
     assert made == whole[: whole.index(whole[2]) + 1]
 
 
@@ -185,13 +187,3 @@ def test_stop_text_is_found_whatever_its_bytes() -> None:
     row = torch.tensor([[65, 65, *text.encode()]])
     assert _Stop(Bytes(), [text], 2)(row, row).tolist() == [True]
     assert _Stop(Bytes(), [text], 2)(row[:, :-1], row).tolist() == [False]
-
-
-@pytest.mark.parametrize(
-    ("model", "coder", "ends"),
-    [(9, END, [END, 9]), ([9, 7], END, [END, 7, 9]), (None, END, [END]), (9, None, [9]), (END, END, [END])],
-)
-def test_answer_ends_at_the_models_and_the_tokenizers_end(model: Any, coder: Any, ends: list[int]) -> None:
-    """A run teaches the tokenizer's; a chat model's own may be another."""
-    module = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=model))
-    assert generation._end_ids(module, SimpleNamespace(eos_token_id=coder)) == ends

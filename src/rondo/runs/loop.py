@@ -302,6 +302,7 @@ class Runner:
         seen, base = self.federation.scorer.newcomer(server.state, server.round(rounds))
         before = self.scores["before"]
         said = None if self.guarantee is None else sentence(self.guarantee)
+        notes = (*model.notes, *notes)
         text = card(facts, model.form, rounds=rounds, before=before, after=scores, notes=notes, said=said)
         with written(self.directory.path):
             durable.write_folder(folder, lambda folder: save(folder, model, seen, base, facts, text))

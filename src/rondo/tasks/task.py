@@ -24,6 +24,18 @@ if TYPE_CHECKING:
     from rondo.tasks.language.output_layer import OutputLayer
 
 
+@dataclass(frozen=True)
+class AnswerEnd:
+    """What ends an answer in training, and so in generation and in what a run hands over.
+
+    ``tokens``: any of them does.
+    ``text``: does so, if no token of the tokenizer is it; else empty.
+    """
+
+    tokens: tuple[int, ...] = ()
+    text: str = ""
+
+
 class Predictor(Protocol):
     """A trained model, with every tensor in its place. It takes tensors on any device."""
 
@@ -149,6 +161,11 @@ class Task(ABC):
         ``tokenizer``: the model's, None if it has none.
         ``labels``: the label names, in the order of the classes.
         """
+
+    @property
+    def answer_end(self) -> AnswerEnd:
+        """What ends a generated answer. Default: nothing, as there is none."""
+        return AnswerEnd()
 
     def judged_by(self, metric: str, *, higher_is_better: bool) -> Self:
         task = copy.copy(self)

@@ -20,7 +20,7 @@ from torch import Tensor
 from rondo.models.kernels.out_of_memory import is_out_of_memory
 from rondo.process import seeded
 from rondo.tasks.row_checks import from_zero
-from rondo.tasks.task import batches
+from rondo.tasks.task import AnswerEnd, batches
 
 _TRIED_TOKENS = 4
 """New tokens that padding is tried with: with the second, the cache is read."""
@@ -48,21 +48,23 @@ class Generation:
     """The place of a prompt's row by its number, for messages."""
 
 
-def answers(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], how: Generation) -> list[list[int]]:
+def answers(
+    model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], how: Generation, end: AnswerEnd
+) -> list[list[int]]:
     """Token ids of the answer to every prompt (ids), in their order, up to the token that ended it.
 
     ``model``: a language model of transformers, or stock PEFT around one. Its own settings of generation, which may
-    sample or penalise repetitions, are ignored, but for a decoder's first tokens and the tokens that it never says. Its
-    end tokens and the tokenizer's end an answer.
+    sample or penalise repetitions, are ignored, except a decoder's first tokens and the tokens that it never says. Its
+    end tokens and what the task teaches as the ``end`` end an answer.
     """
-    ends = _end_ids(model, tokenizer)
+    ends, texts = end_ids(model.generation_config.eos_token_id, end), (*how.stop, *filter(None, [end.text]))
     result: list[list[int]] = [[]] * len(prompts)
     with torch.no_grad(), _configured(model, tokenizer, how, ends), seeded(how.seed, model.device):
         together = _copes_with_padding(model, tokenizer, prompts, how)
         for numbers in batches(list(map(len, prompts)), how.batch_size, one_cost=not together):
             ids, mask = _padded([prompts[i] for i in numbers], tokenizer.pad_token_id, model)
             start = _start(model, ids)
-            stopping = [_Stop(tokenizer, how.stop, start)] if how.stop else None
+            stopping = [_Stop(tokenizer, texts, start)] if texts else None
             made = model.generate(input_ids=ids, attention_mask=mask, stopping_criteria=stopping)
             made = made[:, start:].tolist()
             for i, row in zip(numbers, made, strict=True):
@@ -138,11 +140,27 @@ def _first_row(model: Any, ids: Tensor, mask: Tensor, options: dict[str, Any]) -
     return list(zip(tokens, (step[0].float() for step in made.logits), strict=False))
 
 
-def _end_ids(model: Any, tokenizer: Any) -> list[int]:
-    """The tokens that end an answer: the model's own, and the tokenizer's, which ends an answer in training."""
-    known = model.generation_config.eos_token_id
-    ends = {*(known if isinstance(known, list) else [known]), tokenizer.eos_token_id}
-    return sorted(e for e in ends if e is not None)
+def end_ids(known: int | Sequence[int] | None, end: AnswerEnd) -> list[int]:
+    """The tokens that end an answer: those ``known`` to the model's own settings, and the ``end`` of training."""
+    own = [known] if isinstance(known, int) else known or ()
+    return sorted({*own, *end.tokens})
+
+
+def end_notes(tokenizer: Any, known: Any, end: AnswerEnd, *, written: bool) -> Iterator[str]:
+    """Sentences for whoever generates by other programs, on what ends an answer and is not ``known`` to the model's own
+    settings. ``written``: whether its tokens are among the settings that are handed over."""
+    ends = end_ids(known, end)
+    if not written and (unknown := sorted(set(ends) - set(end_ids(known, AnswerEnd())))):
+        names = ", ".join(map(repr, tokenizer.convert_ids_to_tokens(unknown)))
+        yield (
+            f"An answer ends with {names}, which the base model's own settings of generation do not name: give "
+            f"`generate` `eos_token_id={ends}`, or answers run on."
+        )
+    if end.text:
+        yield (
+            f"An answer ends with the text {end.text!r}, which is not a token: give `generate` "
+            f"`stop_strings=[{end.text!r}]` and the tokenizer, or answers run on."
+        )
 
 
 @contextmanager

@@ -99,7 +99,16 @@ class TransformerOutline(Outline):
 
     def load(self, config: RunConfig, device: torch.device) -> Transformer:
         with nullcontext() if self.loaded or Path(self.name).exists() else asked("model.name", self.name, "models"):
-            return load_transformer(config, self.name, self.known, self.tokenizer, self.limits, device, self.loaded)
+            return load_transformer(
+                config,
+                self.name,
+                self.known,
+                self.tokenizer,
+                self.task.answer_end,
+                self.limits,
+                device,
+                self.loaded,
+            )
 
     def stock(self, config: RunConfig, folder: Path, check: Check) -> tuple[Any, Any]:
         base = load_base(config, self.name, self.known, self.tokenizer, config.seed)
@@ -112,7 +121,7 @@ class TransformerOutline(Outline):
     ) -> StockPredictor:
         """The model as stock libraries load it."""
         module, tokenizer = self.stock(config, folder, check)
-        return StockPredictor(module.to(device), tokenizer, self.limits, how)
+        return StockPredictor(module.to(device), tokenizer, self.limits, how, self.task.answer_end)
 
 
 @dataclass(frozen=True)

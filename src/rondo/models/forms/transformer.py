@@ -18,7 +18,7 @@ from torch import Tensor
 from rondo.config import task_kinds as tasks
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError
-from rondo.models.forms.generation import Generation, answers
+from rondo.models.forms.generation import Generation, answers, end_ids, end_notes
 from rondo.models.forms.model import Form, Model, Verification
 from rondo.models.forms.module import kernels_of, make_network, state_of
 from rondo.models.forms.row_limits import RowLimits
@@ -45,7 +45,7 @@ from rondo.models.shortcuts.head_inputs import keep_head_inputs
 from rondo.models.shortcuts.prefix import Prefix
 from rondo.params import HEAD_PREFIX, Params, on_device
 from rondo.tasks.language.output_layer import OutputLayer
-from rondo.tasks.task import Batch, Example, Task
+from rondo.tasks.task import AnswerEnd, Batch, Example, Task
 
 
 @dataclass
@@ -59,6 +59,8 @@ class Transformer(Model):
     known: Any
     """The model's configuration, from transformers."""
     tokenizer: Any
+    answer_end: AnswerEnd
+    """What ends an answer."""
     kernels: Mapping[str, Any]
     """The manifest's entry about precision and libraries."""
     config: RunConfig
@@ -83,7 +85,7 @@ class Transformer(Model):
         if (fault := self.limits.fault(longest, how.max_new_tokens, f"a prompt of {longest} tokens")) is not None:
             raise ConfigError.at(how.option, fault)
         with put_back(self.network, self.output), self.network.lent(seen, base) as module:
-            return answers(module, self.tokenizer, prompts, how)
+            return answers(module, self.tokenizer, prompts, how, self.answer_end)
 
     def read(self, folder: Path) -> tuple[Params, Base]:
         """The result is the start of the loaded network."""
@@ -91,6 +93,11 @@ class Transformer(Model):
 
     @property
     def notes(self) -> Sequence[str]:
+        known = getattr(getattr(self.network.module, "generation_config", None), "eos_token_id", None)
+        written = self.form == "merged"  # in the settings that :meth:`save` writes
+        return [*self._weight_notes(), *end_notes(self.tokenizer, known, self.answer_end, written=written)]
+
+    def _weight_notes(self) -> Sequence[str]:
         renamed = key_mapping(tasks.TABLE[self.config.task.kind], self.known)
         if self.form == "adapter" and renamed is not None:
             return (
@@ -126,6 +133,11 @@ class Transformer(Model):
             content = json.loads(file.read_text(encoding="utf-8"))
             content["dtype"] = str(self.dtype).removeprefix("torch.")
             file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        settings = folder / "generation_config.json"
+        if self.answer_end.tokens and settings.is_file():  # or stock generation runs past the end that was learned
+            known = json.loads(settings.read_text(encoding="utf-8"))
+            known["eos_token_id"] = end_ids(known.get("eos_token_id"), self.answer_end)
+            settings.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(str(folder))
 
@@ -239,6 +251,7 @@ class StockPredictor:
     tokenizer: Any
     limits: RowLimits
     how: Generation
+    answer_end: AnswerEnd
 
     @property
     def batch_size(self) -> int:
@@ -253,7 +266,7 @@ class StockPredictor:
             prompt = f"the {len(ids)} tokens of {self.how.place(number)}"
             if (fault := self.limits.fault(len(ids), self.how.max_new_tokens, prompt)) is not None:
                 raise ConfigError.at(self.how.option, fault)
-        return answers(self.module, self.tokenizer, prompts, self.how)
+        return answers(self.module, self.tokenizer, prompts, self.how, self.answer_end)
 
 
 def load_transformer(
@@ -261,6 +274,7 @@ def load_transformer(
     name: str,
     known: Any,
     tokenizer: Any,
+    answer_end: AnswerEnd,
     limits: RowLimits,
     device: torch.device,
     loaded: Pretrained | None = None,
@@ -279,6 +293,7 @@ def load_transformer(
         "identity": identity(loaded.module, tokenizer),
         "known": known,
         "tokenizer": tokenizer,
+        "answer_end": answer_end,
         "config": config,
         "limits": limits,
         "unused": loaded.unused,

@@ -14,7 +14,7 @@ from rondo.tasks.language.conversation import Frame, frame_of
 from rondo.tasks.language.language_model import IGNORED, LanguageModel
 from rondo.tasks.language.text import TextExample, inputs_of, pad, text_ids, without
 from rondo.tasks.row_checks import Row, RowProblem
-from rondo.tasks.task import Batch, Predictor
+from rondo.tasks.task import AnswerEnd, Batch, Predictor
 
 
 class CausalLM(LanguageModel):
@@ -127,9 +127,13 @@ class CausalLM(LanguageModel):
         return text
 
     @property
-    def end_ids(self) -> list[int]:
-        """The tokens that end an answer."""
-        return self.ending if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
+    def answer_end(self) -> AnswerEnd:
+        """With what the chat template puts behind an answer: its first token that is no part of a text, such as
+        ``<|im_end|>``, which a base model's own settings do not name."""
+        end = super().answer_end
+        if self.text is not None or not self.tokenizer.chat_template:
+            return end
+        return conversation.answer_end(self.tokenizer, end, self.today)
 
     def begun(self, text: str) -> list[int]:
         """The token ids of a text that goes on: without what the tokenizer puts behind every text."""
@@ -162,10 +166,10 @@ class CausalLM(LanguageModel):
         plain = frame.turns(self.tokenizer.decode(list(self.prompt_and_answer(example)[0])))
         return prompt if plain is None else plain, frame.answer(answer)
 
-    def answered(self, examples: Sequence[TextExample], model: Predictor) -> list[str]:
+    def _said(self, answers: Sequence[Sequence[int]]) -> list[str]:
         """Without the words of a chat template."""
-        answers, frame = super().answered(examples, model), self._frame
-        return answers if frame is None else [frame.answer(text) for text in answers]
+        texts, frame = super()._said(answers), self._frame
+        return texts if frame is None else [frame.answer(text) for text in texts]
 
     @property
     def _frame(self) -> Frame | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime, time
 from functools import lru_cache
 from itertools import groupby
@@ -18,6 +18,7 @@ from jinja2 import Environment
 from rondo.errors import ConfigError
 from rondo.tasks.language.text import text_ids
 from rondo.tasks.row_checks import text_problem
+from rondo.tasks.task import AnswerEnd
 
 Turn: TypeAlias = dict[str, Any]
 """``role`` ("system", "user", "assistant" or "tool") and ``content``, as chat templates read them, and other keys that
@@ -151,6 +152,22 @@ def closing(tokenizer: Any, conversation: Sequence[Turn], today: str | None = No
     if not word_there:
         raise _refusal(conversation, "the template leaves the answer out; name another template")
     return str(end)
+
+
+_LEAST_TEXT = 3
+"""Fewest characters of a text that ends answers: a line break or a point may be within one."""
+
+
+def answer_end(tokenizer: Any, known: AnswerEnd, today: str | None = None) -> AnswerEnd:
+    """What ends an answer by the chat template, and the tokens ``known`` to do so. ``today``: see :func:`rendered`."""
+    try:
+        text = closing(tokenizer, [{"role": "user", "content": _WORDS[0]}], today)
+    except ConfigError:  # a template that does not take such turns
+        return known
+    ids, added = text_ids(tokenizer, text), set(tokenizer.get_added_vocab().values()) | set(tokenizer.all_special_ids)
+    if (token := next((i for i in ids if i in added), None)) is not None:
+        return AnswerEnd(tuple(dict.fromkeys((token, *known.tokens))))
+    return replace(known, text=text.rstrip() if len(text.strip()) >= _LEAST_TEXT else "")
 
 
 def rendered(tokenizer: Any, conversation: Sequence[Turn], today: str | None = None, **options: bool) -> Any:

@@ -15,7 +15,7 @@ from rondo.errors import ConfigError
 from rondo.tasks.language.output_layer import OutputLayer
 from rondo.tasks.language.text import TextTask, ending
 from rondo.tasks.row_checks import Row, RowProblem, UnusableRows, is_missing
-from rondo.tasks.task import Batch, Predictor, Scores, Shortcut, wide
+from rondo.tasks.task import AnswerEnd, Batch, Predictor, Scores, Shortcut, wide
 
 IGNORED = -100  # torch's index for targets without a loss
 
@@ -52,6 +52,16 @@ class LanguageModel(TextTask):
         """The texts of the columns of the prompt."""
         return self.between.join(str(row[c]) for c in self.prompt if not is_missing(row[c]) and str(row[c]).strip())
 
+    @property
+    def end_ids(self) -> list[int]:
+        """The tokens behind an answer that no chat template ends."""
+        return self.ending if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
+
+    @property
+    def answer_end(self) -> AnswerEnd:
+        """The first of :attr:`end_ids`."""
+        return AnswerEnd(tuple(self.end_ids[:1]))
+
     @abstractmethod
     def prompt_ids(self, row: Row) -> list[int]:
         """Token ids for a model to answer. Those of a decoder, which its answer follows, are not cut. Raises
@@ -73,7 +83,7 @@ class LanguageModel(TextTask):
                 problems.append(RowProblem(number, self.messages or "", str(reason)))
         if problems:
             raise UnusableRows(problems)
-        return [{"response": text} for text in self._texts(model.generated(prompts))]
+        return [{"response": text} for text in self._said(model.generated(prompts))]
 
     def shown(self, example: Any) -> tuple[str, str]:
         prompt, answer = self._texts(self.prompt_and_answer(example))
@@ -81,7 +91,13 @@ class LanguageModel(TextTask):
 
     def answered(self, examples: Sequence[Any], model: Predictor) -> list[str]:
         """The texts that the model generates after the prompts."""
-        return self._texts(model.generated([self.prompt_and_answer(example)[0] for example in examples]))
+        return self._said(model.generated([self.prompt_and_answer(example)[0] for example in examples]))
+
+    def _said(self, answers: Sequence[Sequence[int]]) -> list[str]:
+        """The texts of generated answers, without what ended them."""
+        end = self.answer_end
+        texts = self._texts([ids[:-1] if len(ids) > 0 and ids[-1] in end.tokens else ids for ids in answers])
+        return [t.rstrip().removesuffix(end.text.strip()).rstrip() for t in texts] if end.text else texts
 
     def _texts(self, ids: Sequence[Sequence[int]]) -> list[str]:
         texts: list[str] = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
