@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
-from rondo.config.inputs import TaskConfig, plain_name
+from rondo.config.inputs import TaskConfig, cell_text, plain_name
 
 Row: TypeAlias = Mapping[str, Any]
 
@@ -161,7 +161,7 @@ class RowLabels:
         if (found := as_list(value)) is not None:
             return found
         if self.separator is not None:
-            parts = [] if is_missing(value) else value_text(value).split(self.separator)
+            parts = [] if is_missing(value) else cell_text(value).split(self.separator)
             return [part for part in parts if part.strip()]
         return _written_list(value)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -27,22 +28,21 @@ from rondo.models.forms.model import Check, Outline
 from rondo.models.forms.module import trained_names
 from rondo.models.forms.row_limits import RowLimits, rotary_turn, row_limits
 from rondo.models.forms.transformer import StockPredictor, Transformer, load_base, load_transformer
-from rondo.models.loading import peft
+from rondo.models.loading import learned_classes, peft
 from rondo.models.loading.checks import rounded_already
 from rondo.models.loading.given import copied, copied_tokenizer
 from rondo.models.loading.pretrained import (
     Pretrained,
     check_files,
-    check_order,
     identity,
     load_config,
     load_structure,
     load_tokenizer,
     loading,
     locate,
-    own_classes,
 )
 from rondo.models.networks.adapted_layer import Site
+from rondo.params import HEAD_PREFIX, Params
 from rondo.process import no_warnings
 from rondo.tasks.make import make as make_task
 from rondo.tasks.task import Task
@@ -133,6 +133,8 @@ class _Found:
     module: nn.Module
     head: Sequence[str]
     tokenizer: Any
+    classes: Sequence[str]
+    """Names of the classes that its head has learned, in the order of its outputs."""
     loaded: Pretrained | None = None
 
 
@@ -142,12 +144,11 @@ def _given(
     used = [key for key in ("revision", "gguf_file", "quantization") if getattr(config.model, key) is not None]
     if used:
         raise ConfigError([Problem(f"model.{key}", "a model object does not use it: remove it") for key in used])
-    if _orders_classes(config):
-        check_order(labels, getattr(getattr(model, "config", None), "id2label", None) or {})
     copy = None if tokenizer is None else copied_tokenizer(tokenizer)
     loaded = copied(tasks.TABLE[config.task.kind], model, copy, labels)
     known = loaded.module.config
-    return _Found(model.name_or_path or GIVEN, known, loaded.module, loaded.head, copy, loaded)
+    classes = learned_classes.named(getattr(known, "id2label", None) or {})
+    return _Found(model.name_or_path or GIVEN, known, loaded.module, loaded.head, copy, classes, loaded)
 
 
 def _named(config: RunConfig, labels: Sequence[str]) -> _Found:
@@ -166,8 +167,7 @@ def _opened(config: RunConfig, labels: Sequence[str], name: str, kind: tasks.Kin
     model = config.model
     check_files(model, name)
     with loading(model.name, "it"):
-        if _orders_classes(config) and model.gguf is None:
-            check_order(labels, own_classes(name, model.revision))
+        classes = learned_classes.of_checkpoint(name, model.revision) if model.gguf is None else ()
         several = config.task.several_labels
         known = load_config(kind, name, labels=labels, several=several, revision=model.revision, gguf_file=model.gguf)
         empty, head_names = load_structure(kind, known)
@@ -175,13 +175,25 @@ def _opened(config: RunConfig, labels: Sequence[str], name: str, kind: tasks.Kin
     if kind.inputs == "text":
         with loading(model.name, "its tokenizer"):
             tokenizer = load_tokenizer(name, revision=model.revision, gguf_file=model.gguf)
-    return _Found(name, known, empty, head_names, tokenizer)
+    return _Found(name, known, empty, head_names, tokenizer, classes)
 
 
-def _orders_classes(config: RunConfig) -> bool:
-    """Whether the order of the classes follows from the rows: the user has not set it."""
-    kind = tasks.TABLE[config.task.kind]
-    return kind.head and kind.outputs is None and config.task.named_labels is None
+def _head_problems(config: RunConfig, labels: Sequence[str], opened: _Found, start: Params) -> Iterator[Problem]:
+    """Classes that the head, the adapter's in ``start`` or the model's own, would go on for as others. Warns of a
+    learned head of the model that is not used."""
+    kind, folder = tasks.TABLE[config.task.kind], config.adapter.start_from
+    if not kind.head or kind.outputs is not None:
+        return
+    chosen = config.task.named_labels is not None
+    if folder is not None and any(name.startswith(HEAD_PREFIX) for name in start):
+        learned: Sequence[str] = learned_classes.of_adapter(folder)
+        whose = f"the adapter {folder!r}"
+    else:
+        learned, whose = opened.classes, "the model"
+        if learned and len(learned) != len(labels):
+            drawn = f"the head of its {len(learned)} classes is not used, as the rows have {len(labels)}"
+            warnings.warn(f"model.name: {drawn}: a new one is drawn", stacklevel=2)
+    yield from learned_classes.misplaced(labels, learned, whose, chosen=chosen)
 
 
 def _outline(config: RunConfig, labels: Sequence[str], opened: _Found) -> TransformerOutline:
@@ -194,10 +206,13 @@ def _outline(config: RunConfig, labels: Sequence[str], opened: _Found) -> Transf
         problems = list(_text_problems(config, opened, limits))
     sites: tuple[Site, ...] = ()
     try:
+        start: Params = {}
         with no_warnings():  # loading the model repeats them
             if config.has_factors:
-                sites = peft.plan(opened.module, config.adapter, kind.peft, opened.head, config.seed).sites
+                planned = peft.plan(opened.module, config.adapter, kind.peft, opened.head, config.seed)
+                sites, start = planned.sites, planned.params
         trained_names(config, opened.module, opened.head, sites)
+        problems += _head_problems(config, labels, opened, start)
     except ConfigError as error:
         problems += error.problems
     problems += _of_whole_training(config)

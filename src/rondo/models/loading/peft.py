@@ -29,6 +29,7 @@ from rondo.config.inputs import AdapterConfig
 from rondo.config.rules.peft_keys import NOT_BUILT
 from rondo.errors import ConfigError, Problem
 from rondo.models.kernels.quiet import quiet
+from rondo.models.loading.learned_classes import LABELS
 from rondo.models.loading.misfits import misfit, unknown_adapted, unknown_layers
 from rondo.models.loading.result_factors import adapter_factors
 from rondo.models.networks.adapted_layer import Site, UnsupportedLayer, layer_kind
@@ -364,7 +365,7 @@ def write_labels(folder: Path, labels: Sequence[str]) -> None:
     """Write the label names of a classifier, in the order of the classes, beside its weights."""
     if labels:
         content = json.dumps(list(labels), ensure_ascii=False, indent=2)
-        (folder / "labels.json").write_text(content + "\n", encoding="utf-8")
+        (folder / LABELS).write_text(content + "\n", encoding="utf-8")
 
 
 def _write_config(folder: Path, config: peft.LoraConfig, factors: Mapping[str, tuple[Tensor, Tensor, float]]) -> None:

@@ -7,7 +7,7 @@ import copy
 import hashlib
 import importlib.util
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -107,27 +107,6 @@ def load_config(
         options |= {"num_labels": len(labels), "id2label": names, "label2id": {n: i for i, n in names.items()}}
     with quiet(stderr=gguf_file is not None):
         return transformers.AutoConfig.from_pretrained(name, **options)
-
-
-def own_classes(name: str, revision: str | None) -> Mapping[Any, Any]:
-    """The names of the classes that a checkpoint has learned, by number, if its configuration says any."""
-    import transformers
-
-    with quiet():
-        content, _ = transformers.PreTrainedConfig.get_config_dict(name, revision=revision or "main")
-    names = content.get("id2label")
-    return names if isinstance(names, dict) else {}
-
-
-def check_order(labels: Sequence[str], classes: Mapping[Any, Any]) -> None:
-    """Raise :class:`ConfigError` if a model has learned classes of these names (``classes``, by number) in another
-    order than that of ``labels``: each output of its head would be taken for another class."""
-    names = {name.casefold(): name for name in labels}
-    learned = [str(classes[number]).casefold() for number in sorted(classes, key=int)]
-    if len(names) == len(labels) and set(learned) == set(names) and learned != list(names):
-        order = json.dumps([names[name] for name in learned], ensure_ascii=False)
-        message = f"the model has learned these classes in another order: set it to {order}, or to the order you want"
-        raise ConfigError.at("task.labels", message)
 
 
 @dataclass(frozen=True)
