@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import glob
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,20 +14,20 @@ from rondo.config.checks import data_source, is_path, missing_files
 from rondo.config.hub import asked
 from rondo.config.inputs import AT_SITES, BUILTIN_DATA, BUILTIN_IMAGES, GIVEN, LINEAR, DataConfig, plain_name
 from rondo.config.schema import RunConfig
-from rondo.data.files.formats import (
+from rondo.data.files.formats import VALUE_BYTES, OtherForm, read_file, saved_rows
+from rondo.data.files.image_files import Splits, image_splits, split, unlabelled
+from rondo.data.files.listing import (
     SUFFIXES,
-    VALUE_BYTES,
-    OtherForm,
+    client_listing,
+    copies,
     has_rows,
     is_saved,
-    read_file,
     row_files,
-    saved_rows,
     split_files,
     stem_of,
     suffix_of,
+    unread,
 )
-from rondo.data.files.image_files import Splits, image_splits, split, unlabelled
 from rondo.data.files.placed import Counted, Indexed, PlacedRows, joined
 from rondo.data.files.room import Room, TextForm
 from rondo.data.files.tables import Rows, Table, dataset_rows, plain_columns, rows_of
@@ -92,7 +92,7 @@ def _twice(config: RunConfig, from_files: bool) -> Iterator[Problem]:
     """Files of tests whose rows are trained on, or are another test's. ``from_files``: whether training rows are."""
     data, uses = config.data, dict[Path, str]()
     if from_files and data.clients_from is not None:
-        uses = {file.resolve(): "data.clients_from" for file in _client_files(_clients_and_tests(data)[0])}
+        uses = {file.resolve(): "data.clients_from" for file in client_listing(_clients_and_tests(data)[0]).rows}
     elif from_files and data.source is not None:
         source = Path(data.source).expanduser()
         files = split_files(source, data.train_split) if source.is_dir() else [source]
@@ -112,7 +112,7 @@ def _test_files(data: DataConfig) -> list[Path]:
     if data.test_source is None:
         return []
     by_client = _clients_and_tests(data)[1] if data.clients_from is not None else None
-    return _client_files(by_client) if by_client is not None else [Path(data.test_source)]
+    return client_listing(by_client).rows if by_client is not None else [Path(data.test_source)]
 
 
 def _clients_and_tests(data: DataConfig) -> tuple[str, str | None]:
@@ -124,13 +124,13 @@ def _clients_and_tests(data: DataConfig) -> tuple[str, str | None]:
     clients, tests = str(data.clients_from), data.test_source
     names = [data.test_split, "test", "validation"] if data.test_split else []
     inner = [Path(clients).expanduser() / name for name in (data.train_split, *names)]
-    train, *others = [str(folder) if folder.is_dir() and _client_files(str(folder)) else "" for folder in inner]
+    train, *others = [str(folder) if folder.is_dir() and client_listing(str(folder)).rows else "" for folder in inner]
     if train and any(others):
         clients, tests = train, tests or next(filter(None, others))
     if tests is None:
         return clients, None
     place = Path(tests).expanduser()
-    by_client = "*" in tests or (place.is_dir() and not is_saved(place) and bool(_client_files(tests)))
+    by_client = "*" in tests or (place.is_dir() and not is_saved(place) and bool(client_listing(tests).rows))
     return clients, tests if by_client else None
 
 
@@ -247,6 +247,7 @@ def _split_rows(folder: Path, split: str, key: str, room: Room) -> Rows:
     if is_saved(folder / split):
         return read_rows(folder / split, "data.source", room)
     files = split_files(folder, split)
+    _tell("data.source", unread(folder / split))
     if not files:
         saved = [place.name for place in sorted(folder.iterdir()) if is_saved(place)]
         names = ", ".join([file.relative_to(folder).as_posix() for file in row_files(folder)] + saved) or "none"
@@ -257,23 +258,25 @@ def _split_rows(folder: Path, split: str, key: str, room: Room) -> Rows:
 def client_rows(pattern: str, key: str, room: Room) -> dict[str, Rows]:
     """The rows of each client, from one file per client. The client's id is the file's name without its ending. Raises
     :class:`ConfigError` under ``key``."""
-    files = _client_files(pattern)
+    found = client_listing(pattern)
+    files = found.rows
     if not files:
-        endings = ", ".join([*SUFFIXES, ".npz"])
-        raise ConfigError.at(key, f"no data files ({endings}, also .gz) match {pattern!r}; name others")
+        endings, others = ", ".join([*SUFFIXES, ".npz"]), found.unread()
+        reason = f"{pattern!r} ({others})" if others else repr(pattern)
+        raise ConfigError.at(key, f"no data files ({endings}, also .gz) match {reason}; name others")
+    _tell(key, found.unread())
     ids = [plain_name(stem_of(file)) for file in files]
     if len(set(ids)) == 1 and len({file.parent for file in files}) == len(files) > 1:  # a folder per client
         ids = [plain_name(file.parent.name) for file in files]
     if duplicates := sorted({i for i in ids if ids.count(i) > 1}):
         raise ConfigError.at(key, f"two files would be client {duplicates[0]!r}; rename one")
+    _tell(key, copies(files))
     return {client: read_rows(file, key, room, one_client=True) for client, file in zip(ids, files, strict=True)}
 
 
-def _client_files(pattern: str) -> list[Path]:
-    """The files of a folder or a pattern that may have rows."""
-    path = Path(pattern).expanduser()
-    files = list(path.iterdir()) if path.is_dir() else [Path(name) for name in glob.glob(str(path))]
-    return [file for file in sorted(files) if suffix_of(file) in (*SUFFIXES, ".npz") and file.is_file()]
+def _tell(key: str, sentence: str) -> None:
+    if sentence:
+        warnings.warn(f"{key}: {sentence}", stacklevel=2)
 
 
 def read_rows(path: str | os.PathLike[str], key: str, room: Room | None = None, *, one_client: bool = False) -> Rows:

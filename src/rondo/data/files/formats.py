@@ -14,72 +14,17 @@ from typing import Any, TextIO
 import numpy as np
 
 from rondo.data.files import conll
+from rondo.data.files.listing import SUFFIXES, suffix_of
 from rondo.data.files.placed import Counted, Lines, PlacedRows
 from rondo.data.files.room import Room, TextForm
 from rondo.data.files.tables import Rows, dataset_rows, named_classes
 
-SUFFIXES = {".csv": ",", ".tsv": "\t", ".json": "", ".jsonl": "", ".parquet": "", **dict.fromkeys(conll.SUFFIXES, "")}
-"""Endings of files with rows, and the separators of their columns."""
 _ROWS_FIELDS = ("data", "rows", "train", "examples", "records", "instances")
 """Fields in which a JSON object may have its rows."""
 
 
 class OtherForm(Exception):
     """A file that is whole, and has its rows in another form than is read. The message says which, and the remedy."""
-
-
-_OF_DATASETS = ("dataset_dict.json", "dataset_info.json", "state.json")
-"""Files that ``save_to_disk`` writes beside the rows."""
-
-
-def suffix_of(path: Path) -> str:
-    """The ending that says what is in a file: ``.csv`` for ``north.csv.gz`` too."""
-    packed = path.suffix.lower() == ".gz"
-    return Path(path.stem).suffix.lower() if packed else path.suffix.lower()
-
-
-def stem_of(path: Path) -> str:
-    """The name of a file without its ending: ``north`` for ``north.csv.gz`` too."""
-    return Path(path.stem).stem if path.suffix.lower() == ".gz" else path.stem
-
-
-def has_rows(folder: Path) -> bool:
-    """Whether a folder has files with rows, or folders of nothing else, or is one that ``datasets`` has written."""
-    inner = [place for place in folder.iterdir() if place.is_dir() and not place.name.startswith(".")]
-    return is_saved(folder) or bool(_beside(folder)) or (bool(inner) and all(map(_only_rows, inner)))
-
-
-def row_files(folder: Path) -> list[Path]:
-    """The files with rows in a folder, in its ``data``, where a clone of a hub's data set has them, and in inner
-    folders of nothing else, which are splits."""
-    inner = [place for place in sorted(folder.iterdir()) if place.is_dir() and place.name != "data"]
-    return _beside(folder) + [file for place in inner for file in _only_rows(place)]
-
-
-def split_files(folder: Path, split: str) -> list[Path]:
-    """The file of a split in a folder (``train.parquet``, ``train.csv.gz``), all its shards
-    (``data/train-00000-of-00002.parquet``), or all files in a folder of its name, as LEAF has them."""
-    files = _beside(folder)
-    whole = [file for file in files if stem_of(file) == split]
-    shards = [file for file in files if stem_of(file).startswith(f"{split}-") and "-of-" in file.name]
-    return whole[:1] or shards or _only_rows(folder / split)
-
-
-def _beside(folder: Path) -> list[Path]:
-    """The files with rows in a folder and its ``data``."""
-    files = [file for place in (folder, folder / "data") if place.is_dir() for file in sorted(place.iterdir())]
-    return [file for file in files if suffix_of(file) in SUFFIXES and file.name not in _OF_DATASETS]
-
-
-def _only_rows(folder: Path) -> list[Path]:
-    """The files in a folder, if they all are files with rows and it is not one that ``datasets`` has written."""
-    files = [file for file in sorted(folder.iterdir()) if not file.name.startswith(".")] if folder.is_dir() else []
-    return files if all(suffix_of(file) in SUFFIXES for file in files) and not is_saved(folder) else []
-
-
-def is_saved(folder: Path) -> bool:
-    """Whether ``save_to_disk`` of ``datasets`` has written the folder."""
-    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
 
 
 def saved_rows(folder: Path, room: Room) -> Rows:
