@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from rondo.config.inputs import GIVEN
+import tiny
+from rondo.config.inputs import GIVEN, TaskConfig
 from rondo.config.load import load
 from rondo.data.client_rows import Dealt, deal_rows, resolved
 from rondo.data.labels import find_labels
-from rondo.data.remarks import _digest, remarks, trained_on
+from rondo.data.remarks import _digest, remarks, trained_on, typed_marks
 from rondo.data.sources import load as load_rows
 from rondo.errors import ConfigError
+from rondo.tasks.language.causal_lm import CausalLM
 from small_runs import write_rows
 
 Rows = Sequence[Mapping[str, Any]]
@@ -186,3 +188,35 @@ def test_client_whose_pictures_have_no_label_is_left_out_alone(limit: int | None
     found = deal_rows(settings, source, find_labels(settings, source))
     assert set(found.rows) == {"ann", "bob"}
     assert found.too_small == {"cid": 0}
+
+
+# --- marks of a tokenizer ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "row"),
+    [
+        ({"text": "t", "label": "l"}, {"t": "a [SEP] b", "l": "x"}),
+        ({"text": ["t", "u"], "label": "l"}, {"t": "a", "u": "b[SEP]", "l": "x"}),
+        ({"kind": "causal-lm", "prompt": ["t", "u"], "response": "l"}, {"t": "a", "u": "[SEP]", "l": "x"}),
+        ({"kind": "causal-lm", "prompt": "t", "response": "l"}, {"t": "a", "l": "x [SEP]"}),
+        ({"kind": "causal-lm", "messages": "m"}, {"m": [{"role": "user", "content": "a [SEP]"}]}),
+        ({"kind": "multiple-choice", "prompt": "t", "choices": "c"}, {"t": "a", "c": ["b", "[SEP] c"]}),
+    ],
+)
+def test_marks_that_users_typed_are_told(task: dict[str, Any], row: dict[str, Any]) -> None:
+    settings = load({"task": task, "data": {"source": GIVEN}, "partition": {"kind": "iid", "clients": 1}})
+    (line,) = typed_marks(settings, [row, {}, row], ["[CLS]", "[SEP]"])
+    assert line.startswith(
+        "2 rows have marks of the tokenizer in their texts, '[SEP]': the tokenizer reads them as con"
+    )
+    assert list(typed_marks(settings, [row], ["[CLS]"])) == []
+    assert list(typed_marks(settings, [row], [])) == []
+
+
+def test_marks_of_a_tokenizer_are_its_special_tokens() -> None:
+    tokenizer = tiny.tokenizer("gpt")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|turn|>", "!"]})
+    tokenizer.add_tokens(["w99"])
+    marks = CausalLM.of(TaskConfig(kind="causal-lm", text="t"), tokenizer, ()).marks
+    assert set(marks) == {"<|turn|>", "<s>", "</s>", "<pad>"}

@@ -229,3 +229,8 @@ def test_usable_rows_have_no_problem() -> None:
 )
 def test_unusable_conversation_gives_turn_and_reason(chat: Any, words: str) -> None:
     assert words in problem(chat)
+
+
+def test_lone_surrogate_in_another_key_is_a_bad_row() -> None:
+    chat = [CHAT[0], {**CHAT[1], "tool_calls": [{"name": "w1 \ud83d"}]}]
+    assert "turn 1 has a lone surrogate in tool_calls" in problem(chat)

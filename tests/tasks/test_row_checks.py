@@ -88,3 +88,24 @@ def test_unusable_language_rows_give_the_column(row: dict[str, Any], column: str
 @pytest.mark.parametrize("empty", ["", " ", None])
 def test_prompt_columns_after_the_first_may_be_empty(empty: str | None) -> None:
     assert LANGUAGE({"ask": "w1", "more": empty, "answer": "w2"}, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        (["w2", {"b": 1}], "expected text or a number, got ['w2', {'b': 1}]"),
+        ({"w2": 1}, "expected text or a number"),
+        ("w2 \ud83d", "surrogate"),
+        (b"w2", "expected text or a number"),
+    ],
+)
+def test_what_cannot_stand_in_any_column_of_a_prompt(cell: Any, words: str) -> None:
+    problem = LANGUAGE({"ask": "w1", "more": cell, "answer": "w3"}, 4)
+    assert problem is not None
+    assert (problem.row, problem.column) == (4, "more")
+    assert words in problem.reason
+
+
+@pytest.mark.parametrize("cell", [None, math.nan, "", " ", "w2", 7, 2.5, True])
+def test_what_may_stand_in_a_later_column_of_a_prompt(cell: Any) -> None:
+    assert LANGUAGE({"ask": "w1", "more": cell, "answer": "w3"}, 4) is None

@@ -4,6 +4,7 @@ rows that are trained on."""
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -82,6 +83,31 @@ def _of_several(reads: RowLabels, training: Rows) -> Iterator[str]:
         yield from _alike(counts, "labels", "labels")
     elif never := [name for name in reads.columns if name not in counts]:
         yield f"labels of no training row, which cannot be learned: {_few(never)}"
+
+
+def typed_marks(config: RunConfig, rows: Iterable[Row], marks: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence if inputs hold the tokenizer's ``marks`` (:attr:`rondo.tasks.task.Task.marks`)."""
+    if not marks:
+        return
+    pattern, names = re.compile("|".join(map(re.escape, marks))), [name for _, name, _ in columns(config.task)]
+    found: set[str] = set()
+    count = 0
+    for row in rows:
+        typed = {mark for name in names for text in _texts(row.get(name)) for mark in pattern.findall(text)}
+        found |= typed
+        count += bool(typed)
+    if count:
+        fate = "the tokenizer reads them as control tokens, such as the end of a turn, and not as text"
+        yield f"{count} rows have marks of the tokenizer in their texts, {_few(list(map(repr, sorted(found))))}: {fate}"
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in a cell, also those in a list or an object."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _texts(part)
 
 
 def _of_clients(dealt: Dealt, owners: Sequence[str | None], label: str | None) -> Iterator[str]:

@@ -61,6 +61,7 @@ def row_check(task: TaskConfig, labels: Sequence[str], owner: str | None = None)
     required = [name for _, name, needed in columns(task) if needed]
     optional = [name for _, name, needed in columns(task) if not needed]
     row_labels, known_labels = RowLabels.of(task), frozenset(labels)
+    prompts = _several(task.prompt)[1:]
 
     def check(row: Row, number: int) -> RowProblem | None:
         for column in required:
@@ -69,6 +70,10 @@ def row_check(task: TaskConfig, labels: Sequence[str], owner: str | None = None)
         for column in optional:
             if column not in row:
                 return _no_column(row, number, column)
+        for column in prompts:  # may be empty, or a number
+            empty = is_missing(row[column]) or row[column] == "" or str(row[column]).isspace()
+            if not empty and (problem := value_problem(row, number, column)) is not None:
+                return problem
         if row_labels.columns:
             if (problem := row_labels.problem(row, number)) is not None:
                 return problem

@@ -163,6 +163,11 @@ class Task(ABC):
         """
 
     @property
+    def marks(self) -> Sequence[str]:
+        """Texts that are read as control tokens, whoever typed them. Default: none."""
+        return ()
+
+    @property
     def answer_end(self) -> AnswerEnd:
         """What ends a generated answer. Default: nothing, as there is none."""
         return AnswerEnd()

@@ -7,7 +7,7 @@ import gzip
 import io
 import json
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -145,7 +145,7 @@ def _quoted(file: TextIO, suffix: str, form: TextForm) -> tuple[Rows, array[int]
     delimiter = form.separator or SUFFIXES[suffix]
     reader = csv.reader(file, delimiter=delimiter, strict=True)
     rows: Rows = []
-    places = array("Q")
+    places, ends = array("Q"), array("Q")
     names: list[str] = []
     line = 1
     try:
@@ -157,11 +157,34 @@ def _quoted(file: TextIO, suffix: str, form: TextForm) -> tuple[Rows, array[int]
                 raise ValueError(f"line {line} {message}")
             elif values:
                 places.append(line)
+                ends.append(reader.line_num)
                 rows.append(dict(zip(names, values, strict=True)))
             line = reader.line_num + 1
     except csv.Error as error:
         raise ValueError(f"line {line}: {error}") from None
+    if any(end > start for start, end in zip(places, ends, strict=True)):
+        _refuse_swallowed(file, rows, list(zip(places, ends, strict=True)), delimiter)
     return rows, places
+
+
+def _refuse_swallowed(file: TextIO, rows: Rows, spans: Sequence[tuple[int, int]], delimiter: str) -> None:
+    """Raise ValueError for a text of several lines that are rows by themselves: a stray quote opened it, and another
+    one, on a later row, closed it. Lines are rows if each has all columns and, in one of them, a value that a row of a
+    single line has there, such as a label. ``spans``: the first and the last line of each row."""
+    file.seek(0)
+    lines = [line.rstrip("\r\n") for line in file]
+    single = [row for row, (start, end) in zip(rows, spans, strict=True) if start == end]
+    known = [{row[name] for row in single} - {""} for name in (rows[0] if rows else ())]
+    for start, end in spans:
+        inside = [line.split(delimiter) for line in lines[start - 1 : end]]
+        if end > start and all(
+            len(values) == len(known) and any(v in there or not single for v, there in zip(values, known, strict=True))
+            for values in inside
+        ):
+            fate = f"so the {end - start + 1} rows up to line {end}, where it closes, would be one"
+            raise ValueError(
+                f"line {start}: a quote opens a text, {fate}: double the quotes within texts, or remove it"
+            )
 
 
 def _header(names: list[str], separator: str, form: TextForm) -> list[str]:

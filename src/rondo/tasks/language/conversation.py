@@ -3,6 +3,7 @@ without the words of the template."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -65,6 +66,10 @@ def turns(value: Any, *, answered: bool = True) -> list[Turn]:
         may_be_empty = role in ("system", "tool") or others.get("tool_calls")
         if fault is not None and not (may_be_empty and content == ""):
             raise ValueError(f"turn {place}: {fault.reason}")
+        try:  # the template may print all of them
+            json.dumps(others, ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"turn {place} has a lone surrogate in {', '.join(others)}") from None
         weight = others.pop("weight", 1)
         if weight not in (0, 1):
             raise ValueError(f"turn {place} has the weight {weight!r:.60}: an answer counts (1) or does not (0)")

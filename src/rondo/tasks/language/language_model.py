@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 from torch.nn import functional
 
+from rondo.config.inputs import cell_text
 from rondo.errors import ConfigError
 from rondo.tasks.language.output_layer import OutputLayer
 from rondo.tasks.language.text import TextTask, ending
@@ -50,7 +51,8 @@ class LanguageModel(TextTask):
 
     def _joined(self, row: Row) -> str:
         """The texts of the columns of the prompt."""
-        return self.between.join(str(row[c]) for c in self.prompt if not is_missing(row[c]) and str(row[c]).strip())
+        cells = (cell_text(row[c]) for c in self.prompt if not is_missing(row[c]))
+        return self.between.join(text for text in cells if text.strip())
 
     @property
     def end_ids(self) -> list[int]:

@@ -95,6 +95,10 @@ TRIAL_TEXTS = (
 )
 
 
+_LEAST_MARK = 3
+"""Fewest characters of a special token that is looked for in texts."""
+
+
 class TextTask(Task):
     """A task on token ids. The cost of an example is its number of tokens."""
 
@@ -106,6 +110,13 @@ class TextTask(Task):
         "packing": "only a language model's rows are tried",
         "targets_only": "only a language model has logits of a vocabulary",
     }
+
+    @property
+    def marks(self) -> Sequence[str]:
+        """The tokenizer's special tokens, without that of unknown words, which some data sets write."""
+        added = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
+        marks = {*added, *self.tokenizer.all_special_tokens} - {self.tokenizer.unk_token}
+        return sorted(mark for mark in marks if len(mark.strip()) >= _LEAST_MARK)
 
     def trial_batch(self) -> tuple[Batch, Tensor | None]:
         """Short texts; outputs at padding mean nothing."""
