@@ -201,7 +201,7 @@ def test_client_whose_pictures_have_no_label_is_left_out_alone(limit: int | None
         ({"kind": "causal-lm", "prompt": ["t", "u"], "response": "l"}, {"t": "a", "u": "[SEP]", "l": "x"}),
         ({"kind": "causal-lm", "prompt": "t", "response": "l"}, {"t": "a", "l": "x [SEP]"}),
         ({"kind": "causal-lm", "messages": "m"}, {"m": [{"role": "user", "content": "a [SEP]"}]}),
-        ({"kind": "multiple-choice", "prompt": "t", "choices": "c"}, {"t": "a", "c": ["b", "[SEP] c"]}),
+        ({"kind": "multiple-choice", "prompt": "t", "choices": "c", "answer": "a"}, {"t": "a", "c": ["b", "[SEP] c"]}),
     ],
 )
 def test_marks_that_users_typed_are_told(task: dict[str, Any], row: dict[str, Any]) -> None:

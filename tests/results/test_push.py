@@ -126,7 +126,7 @@ def test_refusal_of_the_hub_is_told(hub: Hub, run_dir: Path, tmp_path: Path) -> 
 def test_dry_run_shows_card_files_and_bytes_and_sends_nothing(hub: Hub, run_dir: Path, invoke: Invoke) -> None:
     code, output = invoke("export", str(run_dir), "--to", "out", "--push", "me/mine", "--dry-run")
     assert code == 0
-    assert "# LoRA adapter of a federated run" in output
+    assert "# LoRA adapter of a simulated federated run" in output
     size = Path("out/adapter_model.safetensors").stat().st_size
     assert f"{size / 1000:.1f} kB  adapter_model.safetensors" in output
     assert output.endswith("nothing was sent\n")

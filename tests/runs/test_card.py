@@ -90,6 +90,13 @@ def executed(card: ModelCard, folder: Path, base: Path | None = None) -> Any:
 # --- the card ------------------------------------------------------------------------------------------------------
 
 
+def test_card_of_a_simulation_does_not_say_that_rows_stayed(classifier: RunResult) -> None:
+    text = ModelCard.load(classifier.run_dir / "adapter" / "README.md").text
+    assert "# LoRA adapter of a simulated federated run" in text
+    assert "It is a simulation: one machine had the rows of all clients" in text
+    assert "stayed at their clients" not in text
+
+
 def test_card_has_the_header_of_pefts(classifier: RunResult, tmp_path: Path) -> None:
     common = {"library_name": "peft", "pipeline_tag": "text-classification"}
     tags = ["federated-learning", "lora", "transformers"]

@@ -15,7 +15,7 @@ import jinja2
 from rondo import algorithms
 from rondo.config import task_kinds as tasks
 from rondo.config.checks import data_source
-from rondo.config.inputs import BUILTIN_MODEL, GIVEN
+from rondo.config.inputs import AT_SITES, BUILTIN_MODEL, GIVEN
 from rondo.config.schema import RunConfig
 from rondo.models.forms.model import Form, Model
 from rondo.models.loading.pretrained import public_name
@@ -106,6 +106,7 @@ def card(
     return _template().render(
         header=_header(facts, form),
         title=_TITLES[form],
+        simulated=facts.config.data.clients_from != AT_SITES,
         data=_data(facts),
         procedure=_procedure(facts, rounds),
         scores=list(score_rows(scores)),
