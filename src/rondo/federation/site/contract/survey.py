@@ -30,7 +30,7 @@ class Column:
 
     name: str
     words: str
-    """Its content, in words."""
+    """Its content, in words, without values, which may name persons."""
     values: tuple[str, ...] | None
     """Its distinct values where they are few, and so may be classes."""
 
@@ -57,8 +57,7 @@ def _column(name: str, cells: Sequence[object]) -> Column:
         empty = f", joined by {separator!r}{empty}"
     kind = "lists" if lists else "texts" if any(isinstance(cell, str) for cell in filled) else "numbers"
     if 0 < len(counts) <= _FEW and 2 * len(counts) <= len(filled):
-        shown = ", ".join(f"{value} ({count})" for value, count in sorted(counts.items()))
-        return Column(name, f"{len(filled)} {kind}, {len(counts)} distinct: {shown}{empty}", tuple(sorted(counts)))
+        return Column(name, f"{len(filled)} {kind}, {len(counts)} distinct{empty}", tuple(sorted(counts)))
     nearly = " (nearly one per row: may name a person)" if 2 * len(counts) > len(filled) > 0 else ""
     return Column(name, f"{len(filled)} {kind}, {len(counts)} distinct{nearly}{empty}", None)
 
