@@ -579,3 +579,9 @@ def test_custom_class_in_the_working_directory_runs(invoke: Invoke, own: str, ti
     code, output = invoke("run", "x.toml", "--set", f"algorithm.name={own}:Good", "--device", "cpu")
     assert code == 0, output
     assert f"{own}:Good: 1 rounds" in output
+
+
+@pytest.mark.parametrize("command", [(), ("run",), ("federate", "site", "init"), ("privacy", "plan")])
+def test_short_option_for_help(invoke: Invoke, command: tuple[str, ...]) -> None:
+    assert invoke(*command, "-h") == invoke(*command, "--help")
+    assert invoke(*command, "-h")[0] == 0

@@ -77,3 +77,58 @@ def test_file_in_another_encoding_names_it(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(TEXT, encoding="cp1252")
     with pytest.raises(ConfigError, match=r"is not ascii text; set data\.encoding"):
         read_rows(tmp_path / "a.csv", "data.source", Room(form=TextForm(";", "ascii")))
+
+
+# --- files of several programs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("separator", [None, ",", ";"])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", "t,l\nx; y,1\n"),
+        ("a.csv", 't;l\n"x; y";1\n'),
+        ("a.csv", "t\tl\nx; y\t1\n"),
+        ("a.csv", "t|l\nx; y|1\n"),
+        ("a.tsv", "t,l\nx; y,1\n"),
+        ("a.tsv", "sep=|\nt|l\nx; y|1\n"),
+        ("a.csv", "sep=;\r\nt;l\r\n'x; y';1\r\n".replace("'", '"')),
+        ("a.csv", "sep=\t\nt\tl\nx; y\t1\n"),
+        # Cells to the right that were once used, and lines below.
+        ("a.csv", "t,l,,\nx; y,1,,\n,,,\n,,,\n"),
+        ("a.csv", "t;l;\nx, y;1;\n;;\n".replace("x, y", '"x; y"')),
+        ("a.tsv", "t\tl\t\nx; y\t1\t\n\t\t\n"),
+    ],
+)
+def test_separator_is_the_files_own(tmp_path: Path, name: str, content: str, separator: str | None) -> None:
+    (tmp_path / name).write_text(content, newline="")
+    rows = read_rows(tmp_path / name, "data.source", Room(form=TextForm(separator)))
+    assert list(rows) == [{"t": "x; y", "l": "1"}]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+@pytest.mark.parametrize("asked", ["utf-8", "cp1252"])
+def test_utf16_says_so_itself(tmp_path: Path, encoding: str, asked: str) -> None:
+    if (encoding, asked) == ("utf-8-sig", "cp1252"):
+        pytest.skip("three letters of cp1252 are no mark")
+    (tmp_path / "a.csv").write_bytes(TEXT.encode(encoding))
+    assert list(read_rows(tmp_path / "a.csv", "data.source", Room(form=TextForm(";", asked)))) == ROWS
+
+
+def test_lines_are_counted_behind_a_line_for_excel(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("sep=;\nt;l\nx;1\ny;2;3\n")
+    with pytest.raises(ConfigError, match="line 4 has not 2 columns like the header"):
+        read_rows(tmp_path / "a.csv", "data.source")
+
+
+def test_cell_beyond_the_named_columns_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("t,l,,\nx,1,,\ny,2,,3\n")
+    with pytest.raises(ConfigError, match="line 3 has not 2 columns like the header"):
+        read_rows(tmp_path / "a.csv", "data.source")
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.json", "a.parquet"])
+def test_pointer_of_git_lfs_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n")
+    with pytest.raises(ConfigError, match=f"{name}' is a pointer of Git LFS and not the file itself: run git lfs pull"):
+        read_rows(tmp_path / name, "data.source")

@@ -245,6 +245,11 @@ def test_language_model_is_scored_on_another_file(gpt2: Path, tmp_path: Path) ->
 # --- scores on another file ----------------------------------------------------------------------------------------
 
 
+def test_run_without_a_test_set_is_not_scored_as_nothing(gpt2: Path, tmp_path: Path) -> None:
+    result = language_run(gpt2, tmp_path, text="text")
+    assert "no test set: name a file" in problems(lambda: rondo.evaluate(result.run_dir))["--data"]
+
+
 def test_scores_on_another_file_need_no_training_data(finished: RunResult, tmp_path: Path) -> None:
     folder = tmp_path / "moved"
     shutil.copytree(finished.run_dir.parent, folder)

@@ -113,6 +113,7 @@ app = typer.Typer(
     help="Federated low-rank fine-tuning: many parties fine-tune one model, and only trained tensors travel.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 Sets = Annotated[

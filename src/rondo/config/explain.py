@@ -158,6 +158,7 @@ _KEYS = {
     "lora_r": "adapter.r",
     "lora_rank": "adapter.r",
     "lora_target_modules": "adapter.target_modules",
+    **dict.fromkeys(("gptq", "awq", "quantization_config"), 'model.quantization = "nf4" or "int8", of plain weights'),
     "load_in_4bit": 'model.quantization = "nf4"',
     "load_in_8bit": 'model.quantization = "int8"',
     "int4": 'model.quantization = "nf4"',
@@ -177,6 +178,14 @@ _NONE = {
     "logging_steps": "every round is recorded",
     "output_dir": "the folder of a run is named by --run-dir, or by run(run_dir=...)",
     "resume_from_checkpoint": "a stopped run goes on by rondo resume RUN_DIR",
+    **dict.fromkeys(
+        ("loraplus_lr_ratio", "loraplus_lr_embedding"),
+        "both factors of a layer have one learning rate (LoRA+ has two); ffa-lora trains one factor alone",
+    ),
+    **dict.fromkeys(
+        ("async", "asynchronous", "async_aggregation", "staleness", "max_staleness", "buffer_size"),
+        "a round combines the uploads of one model, so that its result does not depend on the order of their arrival",
+    ),
 }
 """The reason why there is no key for a word."""
 

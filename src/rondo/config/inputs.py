@@ -324,8 +324,8 @@ class DataConfig(Section):
     ``[privacy]``. With ``privacy.unit = "example"`` a digest of the row, or of its person, decides, so the share is
     approximate."""
     separator: Annotated[str, Field(min_length=1, max_length=1)] | None = None
-    """Character between the columns of CSV and TSV files, such as ``";"``. Left out, a comma or a tab, by the file's
-    ending."""
+    """Character between the columns of CSV and TSV files, such as ``";"``, unless a file's header has another one. Left
+    out, a comma or a tab, by the file's ending."""
     encoding: str = "utf-8"
     """Encoding of text files (CSV, TSV, JSON), such as Excel's ``"cp1252"``."""
     max_train_rows: Positive | None = None

@@ -158,8 +158,10 @@ def _on_tests(model: Scored, data: str | Path | Table | None, generate: bool) ->
     """Scores on ``data``, or on the run's test set and those of ``data.more_tests``, by name."""
     if data is None:
         model.assembly.keep_tests()
-        tests = model.assembly.population.tests.items()
-        result: dict[str, Any] = {name: _scored(model, rows, generate, test=name) for name, rows in tests}
+        tests = model.assembly.population.tests
+        if not any(tests.values()):
+            raise ConfigError.at(_DATA, "the run has no test set: name a file with rows to score it on")
+        result: dict[str, Any] = {n: _scored(model, rows, generate, test=n) for n, rows in tests.items()}
     else:
         result = {"test": _scored(model, _other_examples(model.assembly, data), generate)}
     titles = model.assembly.task.titles

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import json
+import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from rondo.config import lfs
 from rondo.data.files import conll
 from rondo.data.files.listing import SUFFIXES, suffix_of
 from rondo.data.files.placed import Counted, Lines, PlacedRows
@@ -41,6 +44,8 @@ def read_file(path: Path, room: Room, *, one_client: bool = False) -> PlacedRows
     a single client, which LEAF's have not. Raises :class:`OtherForm`, ValueError with the fault of its
     content, and OSError."""
     suffix = suffix_of(path)
+    if lfs.is_pointer(path):
+        raise OtherForm(lfs.REMEDY)
     if suffix == ".parquet":
         return PlacedRows(_parquet(path, room), Counted(str(path)))
     text = _text(path, room)
@@ -61,13 +66,18 @@ def read_file(path: Path, room: Room, *, one_client: bool = False) -> PlacedRows
 def _text(path: Path, room: Room) -> str:
     if path.suffix.lower() != ".gz":
         room.take(path.stat().st_size, str(path))
-        return path.read_bytes().decode(room.form.codec)
+        return _decoded(path.read_bytes(), room.form)
     parts = []
     with gzip.open(path) as file:
         while part := file.read(2**20):
             room.take(len(part), str(path))
             parts.append(part)
-    return b"".join(parts).decode(room.form.codec)
+    return _decoded(b"".join(parts), room.form)
+
+
+def _decoded(content: bytes, form: TextForm) -> str:
+    """``content`` as text: UTF-16 if it says so at its start, as Excel's "Unicode text" does, else as ``form`` says."""
+    return content.decode("utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else form.codec)
 
 
 def _of_json(text: str, one_client: bool) -> tuple[Rows, array[int] | None]:
@@ -118,48 +128,70 @@ def _of_lines(text: str) -> tuple[Rows, array[int]]:
 def _separated(file: TextIO, suffix: str, form: TextForm) -> tuple[Rows, array[int]]:
     """The rows of a CSV or TSV file, and the line on which each begins. TSV quotes are literal (GLUE) or CSV-style; the
     reading in which every row has the header's columns wins, and CSV-style if both fit with as many rows."""
-    if suffix == ".csv" or form.separator is not None:
-        return _quoted(file, suffix, form)
+    delimiter = _delimiter(file, form.separator or SUFFIXES[suffix])
+    if delimiter != "\t" or form.separator is not None:
+        return _quoted(file, delimiter)
+    start = file.tell()
     lines = [line.rstrip("\r\n").split("\t") for line in file]
-    numbers = array("Q", (number for number, line in enumerate(lines, 1) if line != [""]))
-    lines = [line for line in lines if line != [""]]
+    numbers = array("Q", (number for number, line in enumerate(lines, 1 + (start > 0)) if any(line)))
+    lines = [line for line in lines if any(line)]
     plain = len({len(line) for line in lines}) == 1
-    file.seek(0)
+    while plain and not any(line[-1] for line in lines):  # columns without a name and cells
+        lines = [line[:-1] for line in lines]
+    file.seek(start)
     try:
-        rows, places = _quoted(file, suffix, form)
+        rows, places = _quoted(file, delimiter)
     except ValueError:
         if not plain:
             raise
         rows, places = [], array("Q")
     if plain and len(rows) != len(lines) - 1:
-        names = _header(lines[0], SUFFIXES[suffix], form)
+        names = _header(lines[0])
         return [dict(zip(names, line, strict=True)) for line in lines[1:]], numbers[1:]
     return rows, places
 
 
-def _quoted(file: TextIO, suffix: str, form: TextForm) -> tuple[Rows, array[int]]:
-    """The rows of a file whose texts may have quotes around them. Raises ValueError for any that is not one."""
+_SAYS = re.compile(r"\ufeff?sep=(.)[\r\n]*")
+"""A first line by which Excel knows the separator."""
+
+
+def _delimiter(file: TextIO, expected: str) -> str:
+    """The separator of a file: the one that its first line says, which is then read, else ``expected``, else the only
+    other one in a header that has no ``expected`` one. Sites write their files with programs of several countries."""
+    header = file.readline()
+    if (said := _SAYS.fullmatch(header)) is not None:
+        return said[1]
+    file.seek(0)
+    others = [sign for sign in _SEPARATORS if sign in header]
+    return others[0] if expected not in header and len(others) == 1 else expected
+
+
+def _quoted(file: TextIO, delimiter: str) -> tuple[Rows, array[int]]:
+    """The rows of a file whose texts may have quotes around them. Empty cells behind the last named column, and lines
+    of empty cells, which Excel writes, are left out. Raises ValueError for any that is not a row."""
     import csv
 
     csv.field_size_limit(2**31 - 1)
-    delimiter = form.separator or SUFFIXES[suffix]
+    before = file.tell() > 0
     reader = csv.reader(file, delimiter=delimiter, strict=True)
     rows: Rows = []
     places, ends = array("Q"), array("Q")
     names: list[str] = []
-    line = 1
+    line = 1 + before
     try:
         for values in reader:
+            while len(values) > max(1, len(names)) and not values[-1]:
+                values.pop()
             if not names:
-                names = _header(values, delimiter, form)
+                names = _header(values)
             elif values and len(values) != len(names):
                 message = f"has not {len(names)} columns like the header (quote a text with {_plural(delimiter)})"
                 raise ValueError(f"line {line} {message}")
-            elif values:
+            elif len(values) == 1 or any(values):
                 places.append(line)
-                ends.append(reader.line_num)
+                ends.append(reader.line_num + before)
                 rows.append(dict(zip(names, values, strict=True)))
-            line = reader.line_num + 1
+            line = reader.line_num + 1 + before
     except csv.Error as error:
         raise ValueError(f"line {line}: {error}") from None
     if any(end > start for start, end in zip(places, ends, strict=True)):
@@ -187,12 +219,10 @@ def _refuse_swallowed(file: TextIO, rows: Rows, spans: Sequence[tuple[int, int]]
             )
 
 
-def _header(names: list[str], separator: str, form: TextForm) -> list[str]:
-    """The names of the columns. Raises ValueError for names that repeat, and for a separator of another kind."""
+def _header(names: list[str]) -> list[str]:
+    """The names of the columns. Raises ValueError for names that repeat."""
     if duplicates := sorted({n for n in names if names.count(n) > 1}):
         raise ValueError(f"two columns are called {duplicates[0]!r}")
-    if len(names) == 1:
-        _refuse_separator(names[0], separator, form)
     return names
 
 
@@ -201,14 +231,6 @@ _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
 def _plural(separator: str) -> str:
     return _SEPARATORS.get(separator, f"the separator {separator!r}")
-
-
-def _refuse_separator(header: str, expected: str, form: TextForm) -> None:
-    """Raise ValueError if the name of the only column has another separator than ``expected`` in it."""
-    other = next((sign for sign in _SEPARATORS if sign in header and sign != expected), None)
-    if other is not None:
-        remedy = f"set {form.keys}separator = {json.dumps(other)}, or save it with {_plural(expected)}"
-        raise ValueError(f"its columns are separated by {_plural(other)}, not by {_plural(expected)}: {remedy}")
 
 
 VALUE_BYTES = 128

@@ -78,8 +78,7 @@ def _unread(place: Path, endings: Sequence[str], *, hidden: bool) -> str | None:
         mark = place.name.startswith("_") or place.name in _OF_DATASETS or place.name.lower() in _OF_SYSTEMS
         if mark or place.is_dir():
             return "" if mark else "it is a folder"
-        lock = place.name.startswith("~$")
-        return "an Office program has it open" if lock else f"unknown ending; known: {', '.join(endings)}, also .gz"
+        return "an Office program has it open" if place.name.startswith("~$") else "unknown ending"
     if not place.exists():
         return "it is a link to nothing"
     return None if place.is_file() else "it is not a file"

@@ -73,7 +73,9 @@ def misfit(expected: Mapping[str, tuple[int, ...]], actual: Mapping[str, tuple[i
     plain = name.removeprefix(HEAD_PREFIX)
     if name != plain and name not in expected:
         message = f"has the tensor {plain} whole beside its factors, as PEFT saves embeddings that were resized or "
-        return message + "trained, and it is no part of this model's head: name an adapter of factors alone"
+        return (
+            message + "trained (modules_to_save), and it is not in this model's head: name an adapter of factors alone"
+        )
     which = plain if name == plain else f"{plain} of the head"
     message = f"is of another model: {which} is {_sized(actual.get(name))} in it and {_sized(expected.get(name))} in "
     return f"{message}this model" + (f", and so {len(differing) - 1} more tensors" if len(differing) > 1 else "")
