@@ -1,4 +1,4 @@
-"""Models and data by their names on the Hugging Face hub, where it may be out of reach."""
+"""Models and data by their names on the Hugging Face hub, where it may be out of reach, and pointers of Git LFS."""
 
 from __future__ import annotations
 
@@ -64,3 +64,32 @@ def _unreachable(endpoint: str) -> str | None:
 def _short(folder: Path) -> str:
     """``folder`` with the user's own as ``~``."""
     return f"~/{folder.relative_to(Path.home())}" if folder.is_relative_to(Path.home()) else str(folder)
+
+
+_POINTER_BEGINS = b"version https://git-lfs.github.com/spec/"
+POINTER = "is a pointer of Git LFS and not the file itself: run git lfs pull in its repository"
+"""What is said of a pointer of Git LFS: a small text in place of a large file."""
+_OF_MODELS = (
+    "*.json",
+    "*.model",
+    "*.txt",
+    "model.safetensors",
+    "model-*-of-*.safetensors",
+    "adapter_model.safetensors",
+)
+"""Files of a model or an adapter that are read."""
+
+
+def is_pointer(path: Path) -> bool:
+    """Whether the file at ``path`` is a pointer. False for what cannot be read, which its reader reports."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_POINTER_BEGINS)) == _POINTER_BEGINS
+    except OSError:
+        return False
+
+
+def pointer_in(folder: Path) -> Path | None:
+    """The first file of a model or an adapter in ``folder`` that is a pointer."""
+    files = sorted(file for pattern in _OF_MODELS for file in folder.glob(pattern) if file.is_file())
+    return next(filter(is_pointer, files), None)

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, TypeVar, overload
 
 from rondo.algorithm import Client, Round
@@ -16,11 +16,11 @@ from rondo.data.client_rows import Dealt, TestRows
 from rondo.data.files.tables import Rows
 from rondo.data.members import Member, Members, Stored
 from rondo.data.partition.deal import NOBODY, histogram
-from rondo.data.remarks import mixed_pixels, remarks, trained_on, typed_marks
+from rondo.data.remarks import mixed_pixels, remarks, trained_on
 from rondo.data.units import Parting, persons_of, units_of, with_examples
 from rondo.errors import ConfigError
 from rondo.tasks.make import task_class
-from rondo.tasks.row_checks import Row, RowLabels
+from rondo.tasks.row_checks import RowLabels
 from rondo.tasks.task import Example, Store, Task
 
 _ROWS_A_CALL = 2000
@@ -129,7 +129,7 @@ def build(
     _check_enough(config, task, len(members), held_back, left_out)
     test, own_tests, test_report = _test_set(config, task, dealt.test, "test set")
     more = {name: _test_set(config, task, rows, f"test set {name!r}")[::2] for name, rows in dealt.more_tests.items()}
-    tested_at_clients = dealt.test.owners is not None
+    said, tested_at_clients = remarks(config, dealt, trained, task.marks), dealt.test.owners is not None
     members = members.with_tests(own_tests) if tested_at_clients else members
     sampled_by, test_sampled_by = _sampled_by(config, tested_at_clients)
     report = {
@@ -153,18 +153,9 @@ def build(
         "clients_sha256": _owners(members),
         "classes": list(classes),
         "clients": {n: _counts(config, m, dealt.rows[n], tested_at_clients) for n, m in members.items()},
-        "warnings": [
-            *remarks(config, dealt, trained),
-            *typed_marks(config, _all_rows(dealt), task.marks),
-            *mixed_pixels(store.account(), test_report["text"], bool(test)),
-        ],
+        "warnings": [*said, *mixed_pixels(store.account(), test_report["text"], bool(test))],
     }
     return Population(members, test, report, {name: rows for name, (rows, _) in more.items()}, tested_at_clients)
-
-
-def _all_rows(dealt: Dealt) -> Iterator[Row]:
-    """All rows, to train on and to test on."""
-    return chain(*dealt.rows.values(), dealt.test.rows, *(test.rows for test in dealt.more_tests.values()))
 
 
 def _sampled_by(config: RunConfig, tested: bool) -> tuple[list[str | None], list[str | None]]:

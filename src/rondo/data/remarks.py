@@ -4,6 +4,7 @@ rows that are trained on."""
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,8 +34,8 @@ def trained_on(config: RunConfig, dealt: Dealt) -> dict[str, int]:
     return {name: sum(_digest(row, names) in known for row in rows) for name, rows in tests.items()}
 
 
-def remarks(config: RunConfig, dealt: Dealt, trained: Mapping[str, int]) -> Iterator[str]:
-    """Yield the sentences. ``trained``: as of :func:`trained_on`."""
+def remarks(config: RunConfig, dealt: Dealt, trained: Mapping[str, int], marks: Sequence[str] = ()) -> Iterator[str]:
+    """Yield the sentences. ``trained``: as of :func:`trained_on`. ``marks``: of the task."""
     reads = RowLabels.of(config.task)
     label = config.task.label if isinstance(config.task.label, str) and not reads.several else None
     owner = config.partition.column if config.partition.kind == "natural" else None
@@ -60,6 +61,8 @@ def remarks(config: RunConfig, dealt: Dealt, trained: Mapping[str, int]) -> Iter
     if (person := config.guarantee.group) is not None:
         yield from _written_otherwise((row[person] for row in training), "persons")
         yield from _alike(Counter(value_name(row[person]) for row in training), "names of persons", "persons")
+    tested = (dealt.test.rows, *(test.rows for test in dealt.more_tests.values()))
+    yield from typed_marks(config, [*training, *itertools.chain(*tested)], marks)
     if dealt.test.owners is not None:
         yield from _of_clients(dealt, dealt.test.owners, label)
     tests = {"": dealt.test, **dealt.more_tests}

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from rondo.algorithm import Client, Round
-from rondo.config import lfs
 from rondo.config import task_kinds as tasks
 from rondo.config.checks import check_code
+from rondo.config.hub import POINTER, pointer_in
 from rondo.config.load import load
 from rondo.config.schema import RunConfig
 from rondo.engine.scoring import Scorer
@@ -190,8 +190,8 @@ def handed_over(
         message = f"{str(folder)!r} does not say which columns to read: it has no {CONFIG}"
         raise ConfigError.at("ADAPTER_DIR", f"{message}, as every adapter of a run has; name such a folder")
     form = _form(folder)
-    if (pointer := lfs.pointer_in(folder)) is not None:
-        raise ConfigError.at("ADAPTER_DIR", f"{str(pointer)!r} {lfs.REMEDY}")
+    if (pointer := pointer_in(folder)) is not None:
+        raise ConfigError.at("ADAPTER_DIR", f"{str(pointer)!r} {POINTER}")
     # The files that these keys name may be gone. The folder has its own copy of what they held.
     gone = ["task.chat_template=", *(["adapter.start_from="] if _has_section(folder / CONFIG, "adapter") else [])]
     config = load(folder / CONFIG, gone, check_paths=check_paths)

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from rondo.config import lfs
+from rondo.config.hub import POINTER, is_pointer
 from rondo.data.files import conll
 from rondo.data.files.listing import SUFFIXES, suffix_of
 from rondo.data.files.placed import Counted, Lines, PlacedRows
@@ -44,8 +44,8 @@ def read_file(path: Path, room: Room, *, one_client: bool = False) -> PlacedRows
     a single client, which LEAF's have not. Raises :class:`OtherForm`, ValueError with the fault of its
     content, and OSError."""
     suffix = suffix_of(path)
-    if lfs.is_pointer(path):
-        raise OtherForm(lfs.REMEDY)
+    if is_pointer(path):
+        raise OtherForm(POINTER)
     if suffix == ".parquet":
         return PlacedRows(_parquet(path, room), Counted(str(path)))
     text = _text(path, room)

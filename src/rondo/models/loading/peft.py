@@ -23,9 +23,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from rondo.config import lfs
 from rondo.config.explain import explain
 from rondo.config.explain import merged as per_key
+from rondo.config.hub import POINTER, pointer_in
 from rondo.config.inputs import AdapterConfig
 from rondo.config.rules.peft_keys import NOT_BUILT
 from rondo.errors import ConfigError, Problem
@@ -226,8 +226,8 @@ def _plan_from(module: nn.Module, folder: str, task: TaskType | None, head: Sequ
     """The plan of an adapter that PEFT or an earlier run wrote: its configuration and its factors."""
     import peft
 
-    if (pointer := lfs.pointer_in(Path(folder))) is not None:
-        raise ConfigError.at("adapter.start_from", f"{str(pointer)!r} {lfs.REMEDY}")
+    if (pointer := pointer_in(Path(folder))) is not None:
+        raise ConfigError.at("adapter.start_from", f"{str(pointer)!r} {POINTER}")
     options = _read_options(folder)
     planned = _inject(module, peft.LoraConfig(task_type=task, **options), head, 0, "adapter.start_from")
     if not Path(folder, "adapter_model.safetensors").is_file():

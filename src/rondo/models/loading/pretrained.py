@@ -15,7 +15,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from rondo.config import lfs, packages
+from rondo.config import packages
+from rondo.config.hub import POINTER, is_pointer, pointer_in
 from rondo.config.inputs import BUILTIN_MODEL, GIVEN, ModelConfig
 from rondo.config.task_kinds import Kind
 from rondo.errors import ConfigError
@@ -269,9 +270,9 @@ def check_files(model: ModelConfig, name: str) -> None:
 
     with quiet(), loading(model.name, "it"):
         adapter = find_adapter_config_file(name, revision=model.revision or "main")
-    pointer = Path(name, model.gguf) if model.gguf is not None else lfs.pointer_in(Path(name))
-    if pointer is not None and lfs.is_pointer(pointer):
-        raise ConfigError.at("model.name", f"{str(pointer)!r} {lfs.REMEDY}")
+    pointer = Path(name, model.gguf) if model.gguf is not None else pointer_in(Path(name))
+    if pointer is not None and is_pointer(pointer):
+        raise ConfigError.at("model.name", f"{str(pointer)!r} {POINTER}")
     if adapter is not None:
         message = "has an adapter beside the model (adapter_config.json), which transformers would load too: move it "
         message += "to a folder of its own, and name that one as adapter.start_from"
