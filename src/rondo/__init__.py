@@ -111,6 +111,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(f"rondo.{_HOMES[name]}"), name)
+    if name == "trainers":
+        return importlib.import_module("rondo.engine.trainers")
     if name in _MODULES:
         return importlib.import_module(f"rondo.{name}")
     raise AttributeError(f"module 'rondo' has no attribute {name!r}")

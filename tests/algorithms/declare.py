@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from rondo import algorithms, roles
-from rondo.algorithm import Algorithm
+from rondo.algorithm import Algorithm, Round, plain, unbounded
+from rondo.algorithms.trial import trial_fits
 from rondo.roles import Select
+from rondo.testing import TwoLayers
 from rondo.traits import Traits
 
 FILE = Path(algorithms.__file__).with_name("declared.py")
@@ -56,18 +58,33 @@ def _type(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) else repr(hint).removeprefix("typing.")
 
 
+def trains_plainly(algorithm: Algorithm[Any]) -> bool:
+    """Whether all local training of ``algorithm`` in four rounds is on the plain loss."""
+    if algorithm.traits.least_squares:
+        return False
+    problem = TwoLayers.make(seed=0)
+    state, (client, *_) = algorithm.init(problem.params, problem.weights, Round(0, 4, 0, 3)), problem.clients
+    fits = []
+    for index in range(4):
+        round = Round(index, 4, 0, 3)
+        fits += trial_fits(algorithm, algorithm.broadcast(state, client, round), client, round)
+    return {(fit.objective, fit.project) for fit in fits} <= {(plain, unbounded)}
+
+
 def text() -> str:
     """The file, before it is formatted."""
-    traits, single, hyperparameters = "", "", ""
+    traits, single, plainless, hyperparameters = "", "", "", ""
     for name, entry in algorithms.TABLE.items():
         algorithm = algorithms.get(name)
         traits += f"{entry.cls!r}: {_traits(algorithm.traits)},\n"
         single += f"{entry.cls!r},\n" * (not algorithm.linear)
+        plainless += f"{entry.cls!r},\n" * (not trains_plainly(algorithm))
         if types := fields(type(algorithm)):
             hyperparameters += f"{entry.cls!r}: {{{', '.join(f'{n!r}: {_type(t)}' for n, t in types.items())}}},\n"
     return (
         f"{HEADER}\nTRAITS: Mapping[str, Traits] = {{{traits}}}\n"
         f'\nNOT_LINEAR = frozenset({{{single}}})\n"""Their servers work on single uploads."""\n'
+        f'\nNOT_PLAIN = frozenset({{{plainless}}})\n"""Their clients minimise more than the plain loss."""\n'
         f"\nFIELDS: Mapping[str, Mapping[str, Any]] = {{{hyperparameters}}}\n"
     )
 

@@ -86,6 +86,31 @@ NOT_LINEAR = frozenset(
 )
 """Their servers work on single uploads."""
 
+NOT_PLAIN = frozenset(
+    {
+        "rondo.algorithms.factors.fed_sb:FedSB",
+        "rondo.algorithms.factors.florg:FLoRG",
+        "rondo.algorithms.factors.florg_unaligned:FLoRGUnaligned",
+        "rondo.algorithms.factors.flexlora:FlexLoRA",
+        "rondo.algorithms.factors.flora:FLoRA",
+        "rondo.algorithms.factors.hetlora:HetLoRA",
+        "rondo.algorithms.factors.pfedloru:PFedLoRU",
+        "rondo.algorithms.factors.mfedloru:MFedLoRU",
+        "rondo.algorithms.factors.pfedlora:PFedLoRA",
+        "rondo.algorithms.factors.slora:SLoRA",
+        "rondo.algorithms.whole.fedprox:FedProx",
+        "rondo.algorithms.whole.scaffold:Scaffold",
+        "rondo.algorithms.whole.ditto:Ditto",
+        "rondo.algorithms.whole.apfl:APFL",
+        "rondo.algorithms.whole.fed_mtl:FedMTL",
+        "rondo.algorithms.whole.per_fedavg:PerFedAvg",
+        "rondo.algorithms.linear.rolora_linear:RoLoRALinear",
+        "rondo.algorithms.linear.ffa_linear:FFALinear",
+        "rondo.algorithms.linear.fedrep_linear:FedRepLinear",
+    }
+)
+"""Their clients minimise more than the plain loss."""
+
 FIELDS: Mapping[str, Mapping[str, Any]] = {
     "rondo.algorithms.factors.rolora:RoLoRA": {"alternate_for": float},
     "rondo.algorithms.factors.florg:FLoRG": {

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rondo.algorithms.declared import FIELDS, NOT_LINEAR, TRAITS
+from rondo.algorithms.declared import FIELDS, NOT_LINEAR, NOT_PLAIN, TRAITS
 from rondo.algorithms.formulas import Numbers, Whole
 from rondo.traits import Traits
 
@@ -58,6 +58,11 @@ class Entry:
     def linear(self) -> bool:
         """Whether the class is linear with its default fields (:attr:`rondo.algorithm.Algorithm.linear`)."""
         return self.cls not in NOT_LINEAR
+
+    @property
+    def plain_loss(self) -> bool:
+        """Whether all local training of the class is on the plain loss (:func:`rondo.algorithm.plain`)."""
+        return self.cls not in NOT_PLAIN
 
     @property
     def fields(self) -> Mapping[str, Any]:

@@ -22,17 +22,18 @@ BUILTINS = (BUILTIN_DATA, BUILTIN_IMAGES, LINEAR)
 def own_names(config: RunConfig) -> dict[str, str]:
     """The names of a user's own code, ``package.module:Name``, by the key that has them."""
     names = {"algorithm.name": config.algorithm.name, "task.kind": config.task.kind}
+    names |= {"train.trainer": config.train.trainer or ""}
     named = {key: name for key, name in names.items() if ":" in name}
     return named | ({"model.name": config.model.name} if own_code.is_name(config.model.name) else {})
 
 
 def check_code(config: RunConfig, allowed: bool, source: str, *, with_method: bool = True) -> None:
     """Raise :class:`ConfigError` if ``config``, found in a directory that may be anybody's, names code to import.
-    ``with_method``: False leaves the method out, where it is not loaded."""
+    ``with_method``: False leaves the method and the trainer out, where they are not loaded."""
     problems = [
         Problem(key, f"{name!r} is no part of Rondo and would be imported from here: {own_code.place(name)}")
         for key, name in own_names(config).items()
-        if with_method or key != "algorithm.name"
+        if with_method or key not in ("algorithm.name", "train.trainer")
     ]
     if problems and not allowed:
         message = "code that a directory names is not run unasked; look at it, then set this (Python: allow_code=True)"

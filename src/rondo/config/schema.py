@@ -222,6 +222,10 @@ class TrainConfig(Section):
     """Rounds of linear warm-up."""
     max_grad_norm: Annotated[float, Field(ge=0), BeforeValidator(_zero_if_none)] = 1.0
     """Norm to which each client's gradient is clipped; 0 means no clipping."""
+    trainer: Name | None = None
+    """A function that trains each client in place of Rondo's own loop: ``package.module:function``, or
+    ``"transformers"`` for transformers' ``Trainer`` (``docs/how-to/your-trainer.md``). Clients train one after the
+    other, in float32. ``packing``, ``length_grouping`` and ``precision`` are of Rondo's own loop."""
     precision: Literal["exact", "fast"] = "fast"
     """``"exact"`` computes in float32 throughout. ``"fast"`` keeps the frozen layers in bfloat16 if the hardware is
     faster in it. Networks that are trained whole stay in float32; their convolutions and wide linear layers then

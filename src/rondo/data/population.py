@@ -58,6 +58,8 @@ class Population:
     """More test sets by name."""
     tested_at_clients: bool = False
     """Whether clients have test examples of their own."""
+    rows: Mapping[str, Rows] = field(default_factory=dict)
+    """The training rows of each client as they were read, where ``train.trainer`` takes them."""
 
     @property
     def tests(self) -> Mapping[str, tuple[Example, ...]]:
@@ -111,6 +113,7 @@ def build(
     """
     store = task.store()
     members, empty_clients, held_back, used, left_out = Members(store), [], 0, 0, 0
+    rows: dict[str, Rows] = {}
     too_small, trained = dict(dealt.too_small), trained_on(config, dealt)
     for name, by_row in _encoded(store, task, dealt.rows):
         used += len(by_row)
@@ -119,6 +122,8 @@ def build(
             train, held, units = _parts(name, dealt.rows[name], by_row, config, task, store, parting)
             if train or parting is not None:
                 members.add(name, train, held, units)
+                if config.train.trainer is not None:
+                    rows[name] = _of_examples(with_examples(task, dealt.rows[name], by_row), by_row, train)
             else:
                 held_back += 1
                 empty_clients.append(name)
@@ -155,7 +160,14 @@ def build(
         "clients": {n: _counts(config, m, dealt.rows[n], tested_at_clients) for n, m in members.items()},
         "warnings": [*said, *mixed_pixels(store.account(), test_report["text"], bool(test))],
     }
-    return Population(members, test, report, {name: rows for name, (rows, _) in more.items()}, tested_at_clients)
+    more_tests = {name: of_test for name, (of_test, _) in more.items()}
+    return Population(members, test, report, more_tests, tested_at_clients, rows)
+
+
+def _of_examples(rows: Rows, by_row: Sequence[range], numbers: Sequence[int]) -> Rows:
+    """Those of ``rows`` whose examples are among ``numbers``."""
+    chosen = set(numbers)
+    return [row for row, own in zip(rows, by_row, strict=True) if not chosen.isdisjoint(own)]
 
 
 def _sampled_by(config: RunConfig, tested: bool) -> tuple[list[str | None], list[str | None]]:

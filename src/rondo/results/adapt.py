@@ -101,6 +101,9 @@ def adapt(
     if not assembly.algorithm.traits.personal:
         message = f"{assembly.config.algorithm.name} keeps nothing at its clients, so a new one has the global model: "
         raise ConfigError.at("RUN_DIR", message + "score it with rondo evaluate --data, or train a personal method")
+    if assembly.config.train.trainer is not None:
+        message = "its clients train by train.trainer, and a new one would by Rondo's own: train it with the others"
+        raise ConfigError.at("RUN_DIR", message)
     rows = other_rows(assembly.config, data, assembly.labels, key=_DATA)
     held_out = other_rows(assembly.config, test, assembly.labels, key=_TEST) if test is not None else None
     if held_out is None:

@@ -26,6 +26,8 @@ from rondo.algorithm import (
     Upload,
     Uploads,
     Weight,
+    plain,
+    unbounded,
 )
 from rondo.algorithms.parts.least_squares import least_squares
 from rondo.algorithms.wrappers.wrapper import Wrapper
@@ -138,7 +140,11 @@ class _Beside(Trainer):
         if not _same(params, self._given):
             self._given, self._start = params, self.kept
         self.fits += 1
-        beside = replace(options, train=options.train | stays, objective=with_kept, project=project)
+        beside = replace(options, train=options.train | stays)
+        if options.objective is not plain:  # a trainer may know it by its name
+            beside = replace(beside, objective=with_kept)
+        if options.project is not unbounded:
+            beside = replace(beside, project=project)
         fit = self._trainer.fit_with({**params, **self._start}, beside)
         self.kept = pick(fit.params, stays)
         return replace(fit, params=pick(fit.params, ~stays))

@@ -13,6 +13,7 @@ from rondo.algorithms.table import SERVER_OPTIONS
 from rondo.config import task_kinds as tasks
 from rondo.config.checks import BUILTINS, client_checks, data_source, exists, is_path, partition_kind, text_form_checks
 from rondo.config.inputs import BUILTIN_DATA, BUILTIN_MODEL, BUILTIN_NETWORKS, LINEAR, ModelConfig, ProblemConfig
+from rondo.config.rules.trainer import trainer_checks
 from rondo.config.schema import FaultKind, RunConfig
 from rondo.errors import Problem
 
@@ -51,6 +52,7 @@ def cross_checks(config: RunConfig) -> Iterator[Problem]:
     yield from text_form_checks(config.data.separator, config.data.encoding, "data.")
     yield from _more_tests_checks(config)
     yield from _gguf_checks(config.model)
+    yield from trainer_checks(config)
 
 
 def _train_checks(config: RunConfig) -> Iterator[Problem]:

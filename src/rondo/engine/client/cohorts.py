@@ -64,7 +64,8 @@ class Cohorts:
 
     def plan(self, clients: Sequence[Client]) -> list[tuple[Client, ...]]:
         """The clients of a round, divided into cohorts."""
-        if self.network.one_at_a_time is not None or self.config.guarantee.of_rows:
+        alone = self.config.guarantee.of_rows or self.config.train.trainer is not None
+        if self.network.one_at_a_time is not None or alone:
             return [(c,) for c in clients]
         cost = self._step(clients)
         allowed = self._budget()

@@ -47,6 +47,8 @@ class LocalRound:
     """Gives the algorithm a trainer around its own, as rehearsed faults do."""
     flops: Flops | None = None
     """The operations of a pass; None counts none."""
+    make: Callable[..., CohortTrainer] = CohortTrainer
+    """Makes the trainer of a cohort."""
 
     def train(
         self,
@@ -86,7 +88,7 @@ class LocalRound:
         if self.prefix is not None:
             per_client = [self.prefix.states(c.id, rows) for c, rows in zip(clients, examples, strict=True)]
             states = reduce(States.__or__, per_client)
-        trainer = CohortTrainer(
+        trainer = self.make(
             self.network,
             self.task,
             clients,

@@ -12,7 +12,6 @@ import torch
 
 from rondo.algorithm import Client, Shared
 from rondo.data.members import Member
-from rondo.engine.client.local_round import LocalRound
 from rondo.engine.client.party import Party
 from rondo.engine.wire.parcel import start_of
 from rondo.federation.identity.peers import Voice
@@ -71,8 +70,7 @@ class Seat:
         parties = {}
         for name, member in assembly.population.members.items():
             kept: dict[str, Params] = {}
-            facts = (assembly.algorithm, assembly.model.network, assembly.task, assembly.config, kept)
-            local = LocalRound(*facts, spend, assembly.prefix, until)
+            local = assembly.local_round(kept, until, spend)
             scorer = assembly.scorer(kept)
             scorer = replace(scorer, fitting=replace(scorer.fitting, stop=until))
             own = Member(member.client, member.trained(), tuple(member.validation), tuple(member.test))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, Problem
 from rondo.models.forms.generation import Generation
+from rondo.models.loading.lent import Lent
 from rondo.models.networks.adapted_layer import Site
 from rondo.models.networks.call import output_of
 from rondo.models.networks.network import Base, Network
@@ -81,6 +82,11 @@ class Model(ABC):
         """Token ids that follow each prompt (ids). ``seen``: the tensors that the network takes, without a client axis.
         Raises :class:`ConfigError`, also for a prompt that leaves no room."""
         raise ConfigError.at("evaluation.generate", "only a language model of transformers generates: remove it")
+
+    def lend(self, seen: Params, base: Base, train: Collection[str]) -> Lent:
+        """The model as PEFT has it, for a trainer of the user's own. ``train``: names of the tensors to train, of those
+        ``seen`` (no client axis). Raises TypeError for a model without an adapter."""
+        raise TypeError(f"{type(self).__name__} has no PEFT model")
 
     @abstractmethod
     def save(self, folder: Path, seen: Params, base: Base, labels: Sequence[str]) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.metadata
 import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,6 +26,7 @@ from rondo.models.forms.row_limits import RowLimits
 from rondo.models.kernels.precision import apply, choose
 from rondo.models.kernels.quiet import quiet
 from rondo.models.loading import peft
+from rondo.models.loading.lent import Lent, lend
 from rondo.models.loading.merged import merge_adapter
 from rondo.models.loading.misfits import listed
 from rondo.models.loading.pretrained import (
@@ -150,6 +152,8 @@ class AdaptedTransformer(Transformer):
     lora: Any = None
     """The adapter's configuration, from PEFT."""
     shortened: Shortened = field(default_factory=Shortened)
+    stock: Any = None
+    """The model without adapters and hooks, with the same weights, for a trainer of the user's own."""
 
     form: ClassVar[Form] = "adapter"
 
@@ -177,6 +181,10 @@ class AdaptedTransformer(Transformer):
 
     def truncated(self, seen: Params, base: Base, rank: int) -> tuple[Params, float]:
         return truncated(tuple(self.network.sites.values()), seen, base, rank)
+
+    def lend(self, seen: Params, base: Base, train: Collection[str]) -> Lent:
+        sites = tuple(self.network.sites.values())
+        return lend(self.stock, self.lora, sites, self.tokenizer, seen, base, train)
 
     def rank(self, seen: Params, base: Base) -> int:
         factors = adapter_factors(tuple(self.network.sites.values()), seen, base)
@@ -306,10 +314,15 @@ def load_transformer(
         return WholeTransformer(network=whole, kernels=kernels_of(whole, torch.float32), **parts)
     planned = peft.plan(loaded.module, config.adapter, task, loaded.head, config.seed)
     planned.lora.revision = config.model.revision  # PEFT's AutoPeft classes load the base by it
-    chosen = choose(config.train.precision, device, quantized=config.model.quantization is not None)
+    own, stock = config.train.trainer is not None, None
+    if own:
+        loaded.module.to(device)
+        stock = copy.deepcopy(loaded.module, {id(p): p for p in loaded.module.parameters()})
+    precision = "exact" if own else config.train.precision
+    chosen = choose(precision, device, quantized=config.model.quantization is not None)
     network = _adapted(loaded, planned, device)
     apply(loaded.module, chosen)
-    return AdaptedTransformer(network=network, kernels=chosen.record(), lora=planned.lora, **parts)
+    return AdaptedTransformer(network=network, kernels=chosen.record(), lora=planned.lora, stock=stock, **parts)
 
 
 def _adapted(loaded: Pretrained, planned: peft.AdapterPlan, device: torch.device) -> AdaptedNetwork:

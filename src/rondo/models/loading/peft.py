@@ -374,21 +374,37 @@ def write_labels(folder: Path, labels: Sequence[str]) -> None:
 def _write_config(folder: Path, config: peft.LoraConfig, factors: Mapping[str, tuple[Tensor, Tensor, float]]) -> None:
     """Write ``config``, with ranks and alphas by which PEFT's own scaling gives every site its scale."""
     config.inference_mode = config.init_lora_weights = True
-    config.target_modules = sorted(factors)
-    config.exclude_modules = config.layers_to_transform = config.layers_pattern = None
-    ranks = {path: a.shape[0] for path, (a, _, _) in factors.items()}
-    units = {path: math.sqrt(rank) if config.use_rslora else rank for path, rank in ranks.items()}
-    alphas = {path: scale * units[path] for path, (_, _, scale) in factors.items()}
-    config.r = max(set(ranks.values()), key=list(ranks.values()).count)
-    config.lora_alpha = max(set(alphas.values()), key=list(alphas.values()).count)
-    config.rank_pattern = {f"^{p}$": r for p, r in ranks.items() if r != config.r}
-    config.alpha_pattern = {f"^{p}$": a for p, a in alphas.items() if a != config.lora_alpha}
+    _place(config, {path: (a.shape[0], scale) for path, (a, _, scale) in factors.items()})
     config.save_pretrained(str(folder))
     # save_pretrained turns the target modules into a set; sort them, so that the file does not depend on hashing.
     config_file = folder / "adapter_config.json"
     content = json.loads(config_file.read_text(encoding="utf-8"))
     content["target_modules"] = sorted(factors)
     config_file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _place(config: peft.LoraConfig, sites: Mapping[str, tuple[int, float]]) -> None:
+    """Make ``config`` name exactly the layers of ``sites``, each with its rank and scale."""
+    config.target_modules = sorted(sites)
+    config.exclude_modules = config.layers_to_transform = config.layers_pattern = None
+    ranks = {path: rank for path, (rank, _) in sites.items()}
+    units = {path: math.sqrt(rank) if config.use_rslora else rank for path, rank in ranks.items()}
+    alphas = {path: scale * units[path] for path, (_, scale) in sites.items()}
+    config.r = max(set(ranks.values()), key=list(ranks.values()).count)
+    config.lora_alpha = max(set(alphas.values()), key=list(alphas.values()).count)
+    config.rank_pattern = {f"^{p}$": r for p, r in ranks.items() if r != config.r}
+    config.alpha_pattern = {f"^{p}$": a for p, a in alphas.items() if a != config.lora_alpha}
+
+
+def to_train(module: nn.Module, lora: peft.LoraConfig, sites: Sequence[Site]) -> nn.Module:
+    """PEFT's model around ``module``, to be trained."""
+    import peft
+
+    config = peft.LoraConfig(**lora.to_dict())
+    _place(config, {site.path: (site.rank, site.scale) for site in sites})
+    with quiet():
+        model: nn.Module = peft.get_peft_model(module, config)
+    return model
 
 
 def stock_model(module: nn.Module, folder: str | Path) -> nn.Module:

@@ -24,6 +24,7 @@ from rondo.data.named_columns import check_columns
 from rondo.data.population import Population, build, nothing_left
 from rondo.data.sources import Source
 from rondo.data.sources import load as load_source
+from rondo.engine.client import own_trainer
 from rondo.engine.client.cohorts import one_cohort
 from rondo.engine.client.flops import Flops
 from rondo.engine.server.ranks import client_ranks
@@ -196,9 +197,9 @@ def _check_structure(config: RunConfig, algorithm: Algorithm[Any], outline: Outl
 
 def _must_train(config: RunConfig, algorithm: Algorithm[Any], model: Model) -> None:
     """Raises :class:`ConfigError` where the method is about low-rank factors and the network takes none, where
-    ``model.head`` is set for a network without a head, where ``train.micro_batch`` would change the step, and where
-    private steps would have no gradient of a row or no epsilon. A method and a network of the user's own are left to
-    agree."""
+    ``model.head`` is set for a network without a head, where ``train.micro_batch`` would change the step, where
+    ``train.trainer`` cannot be loaded, and where private steps would have no gradient of a row or no epsilon. A method
+    and a network of the user's own are left to agree."""
     initial, both_own = model.network.initial, model.form == "tensors" and own_code.is_name(config.algorithm.name)
     if algorithm.traits.needs_factors and not both_own and not adapted_modules(initial):
         message = f"{config.algorithm.name} trains low-rank factors, and this network has no adapted layer: "
@@ -210,6 +211,8 @@ def _must_train(config: RunConfig, algorithm: Algorithm[Any], model: Model) -> N
     if config.train.micro_batch is not None and normalises_by_batch(model.network):
         message = "the network normalises by the batch, and a part of a batch is another batch: remove it"
         raise ConfigError.at("train.micro_batch", message)
+    if config.train.trainer is not None:
+        own_trainer.load(config.train.trainer)
     check_accountant(config)
     if config.guarantee.of_rows and normalises_by_batch(model.network):
         message = (

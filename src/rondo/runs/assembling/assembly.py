@@ -9,6 +9,7 @@ import math
 import threading
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, Self, TypeVar
 
 import torch
@@ -23,6 +24,8 @@ from rondo.engine.client.fitting import Fitting
 from rondo.engine.client.flops import Flops
 from rondo.engine.client.local_round import LocalRound
 from rondo.engine.client.memory import activation_bytes
+from rondo.engine.client.own_trainer import OwnTrainer, load
+from rondo.engine.client.trainer import Spend
 from rondo.engine.faults import Rehearsal, are_rehearsed, in_training
 from rondo.engine.scoring import Scorer
 from rondo.engine.server.ledger import Ledger
@@ -198,11 +201,20 @@ class Assembly:
         if self.prefix is not None:
             self.prefix.reserve({name: self.task.scored(test) for name, test in self.population.tests.items()})
 
-    def local_round(self, kept: MutableMapping[str, Params], stop: threading.Event | None = None) -> LocalRound:
-        """A simulated client's part of a round. ``kept``: tensors that clients keep."""
-        network, around = self.model.network, in_training(self.config.faults)
-        facts = (self.algorithm, network, self.task, self.config, kept, counted_by_the_server)
-        return LocalRound(*facts, self.prefix, stop, around, self.flops)
+    def local_round(
+        self,
+        kept: MutableMapping[str, Params],
+        stop: threading.Event | None = None,
+        spend: Spend = counted_by_the_server,
+    ) -> LocalRound:
+        """A client's part of a round. ``kept``: tensors that clients keep. ``spend``: see
+        :class:`~rondo.engine.client.local_round.LocalRound`. Raises :class:`rondo.errors.ConfigError`."""
+        around, name = in_training(self.config.faults), self.config.train.trainer
+        facts = (self.algorithm, self.model.network, self.task, self.config, kept, spend)
+        if name is None:
+            return LocalRound(*facts, self.prefix, stop, around, self.flops)
+        make = partial(OwnTrainer, function=load(name), model=self.model, rows=self.population.rows, labels=self.labels)
+        return LocalRound(*facts, None, stop, around, None, make)
 
     def start(self) -> Start:
         """The start of the run, before it is resumed or begun."""
@@ -248,7 +260,7 @@ class Simulated:
         run.keep_tests()
         scorer = run.scorer(kept)
         devices = 1 if workers is None else workers.devices
-        threads = cohort_threads(network)
+        threads = 1 if config.train.trainer is not None else cohort_threads(network)
         cohorts = Cohorts(network, run.task, run.population, config, start.bytes_per_cost, threads, devices)
         crew: Crew
         if workers is None:

@@ -1,0 +1,167 @@
+"""A trainer of the user's own gets what it is promised, Rondo takes what it trained, and the ready-made one is Rondo's
+own trainer to rounding."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import own_trainers
+import pytest
+from safetensors.torch import load_file
+
+import rondo
+from rondo.config import load
+from small_runs import reviews, save_tiny_bert, settings, write_rows
+
+ROWS = reviews(24)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Without dropout, which acts in the base when another trainer trains it."""
+    folder = save_tiny_bert(tmp_path_factory.mktemp("model"))
+    content = json.loads((folder / "config.json").read_text())
+    content |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (folder / "config.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.fixture
+def config(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """One batch has all rows of a client, so no order of rows matters."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    own_trainers.SEEN.clear()
+    return settings(
+        bert,
+        data={"source": str(write_rows(tmp_path / "rows.csv", ROWS))},
+        partition={"clients": 2},
+        train={"batch_size": 64, "local_epochs": 2, "precision": "exact", "trainer": "own_trainers:looking"},
+    )
+
+
+def changed(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """``config`` with ``changes`` by section."""
+    return {**config, **{n: {**config.get(n, {}), **c} if isinstance(c, dict) else c for n, c in changes.items()}}
+
+
+def adapter(result: rondo.RunResult) -> dict[str, Any]:
+    return load_file(result.run_dir / "adapter" / "adapter_model.safetensors")
+
+
+def difference(results: list[rondo.RunResult]) -> float:
+    one, other = map(adapter, results)
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+@pytest.mark.parametrize(
+    "method", ["fedit", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rolora", "fedex-lora", "fedrep"))]
+)
+def test_transformers_trainer_is_rondos_own_to_rounding(method: str, config: dict[str, Any], tmp_path: Path) -> None:
+    """The oracle of both: steps of AdamW on all rows of a client."""
+    config = changed(config, algorithm={"name": method})
+    results = [
+        rondo.run(changed(config, train={"trainer": name}), run_dir=tmp_path / str(name), device="cpu")
+        for name in (None, "transformers")
+    ]
+    assert difference(results) < 2e-5
+    ours, theirs = ([(r["bytes_up"], r["bytes_down"], r["loss"]) for r in result.history] for result in results)
+    assert [r[:2] for r in ours] == [r[:2] for r in theirs]
+    assert [r[2] for r in ours] == pytest.approx([r[2] for r in theirs], abs=0.01)
+
+
+def test_own_steps_are_rondos_own_steps(config: dict[str, Any], tmp_path: Path) -> None:
+    """A plain loop over the file's rows, with the model's own loss."""
+    own = {"optimizer": "sgd", "local_epochs": 1, "max_grad_norm": 0.0, "lr": 0.5}
+    runs = {"own": own, "rondo": {**own, "trainer": None}}
+    results = [rondo.run(changed(config, train=t), run_dir=tmp_path / n, device="cpu") for n, t in runs.items()]
+    assert difference(results) < 1e-6
+
+
+def test_trainer_gets_rows_and_numbers(config: dict[str, Any], tmp_path: Path) -> None:
+    rondo.run(changed(config, algorithm={"name": "rolora"}), run_dir=tmp_path / "run", device="cpu")
+    assert [call["client"] for call in own_trainers.SEEN] == ["client-0", "client-1"] * 2
+    given = [row for call in own_trainers.SEEN[:2] for row in call["rows"]]
+    assert [row for row in given if row not in ROWS] == []
+    assert sum(len(c["rows"]) for c in own_trainers.SEEN[:2]) == 18  # a quarter is held back
+    epochs, steps, lr, seed, torchs = own_trainers.SEEN[0]["numbers"]
+    assert (epochs, steps, lr, torchs) == (2, None, 0.02, seed)
+    assert len({call["numbers"][3] for call in own_trainers.SEEN}) == 4
+    factors = [{n.split(".")[-3] for n in call["trained"] if "lora_" in n} for call in own_trainers.SEEN]
+    assert factors == [{"lora_B"}, {"lora_B"}, {"lora_A"}, {"lora_A"}]
+
+
+def test_resumed_run_is_the_run(config: dict[str, Any], tmp_path: Path) -> None:
+    """The seeds are those of its rounds. The code that a directory names is not run unasked."""
+    config = changed(config, train={"trainer": "own_trainers:drawing"})
+    whole = rondo.run(config, run_dir=tmp_path / "whole", device="cpu")
+    rondo.run({**config, "rounds": 1}, run_dir=tmp_path / "part", device="cpu")
+    sets = ["rounds=2"]
+    with pytest.raises(rondo.ConfigError, match=r"train\.trainer.*is no part of Rondo") as error:
+        rondo.resume(tmp_path / "part", sets=sets, device="cpu")
+    assert "--allow-code" in str(error.value)
+    resumed = rondo.resume(tmp_path / "part", sets=sets, device="cpu", allow_code=True)
+    assert difference([whole, resumed]) == 0.0
+    assert whole.history[0]["loss"] == 0.5
+    assert "own_trainers" in json.loads((whole.run_dir / "manifest.json").read_text())["code_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("failing", r"'own_trainers:failing' at client client-0 failed: KeyError: 'score' \(.*own_trainers\.py, line"),
+        ("wordy", "returned a str: return nothing, or the mean loss as a number"),
+        ("moving", "changed the frozen tensor .*, which all clients share: train what has requires_grad"),
+        ("casting", "changed the frozen tensor .*, which all clients share: train what has requires_grad"),
+        ("absent", "cannot load 'own_trainers:absent': AttributeError"),
+        ("SEEN", "is not a function"),
+    ],
+)
+def test_faults_of_a_trainer_have_a_reason(name: str, message: str, config: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(rondo.ConfigError, match=rf"train\.trainer: .*{message}"):
+        rondo.run(changed(config, train={"trainer": f"own_trainers:{name}"}), run_dir=tmp_path / "run", device="cpu")
+
+
+def test_client_with_numbers_that_are_not_finite_fails(config: dict[str, Any], tmp_path: Path) -> None:
+    config = changed(config, train={"trainer": "own_trainers:diverging"})
+    result = rondo.run(config, run_dir=tmp_path / "run", device="cpu")
+    failed = [(r["clients"], [(f["client"], f["reason"]) for f in r["failed"]]) for r in result.history]
+    assert failed == [(1, [("client-0", "nonfinite_parameters")])] * 2
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "algorithm.name": {"algorithm": {"name": "fedprox"}},
+    "train.trainer": {"train": {"trainer": "transfomers"}},
+    "train.what": {"train": {"what": "all"}},
+    "train.micro_batch": {"train": {"micro_batch": 2}},
+    "train.checkpointing": {"train": {"checkpointing": True}},
+    "model.name": {"model": {"name": "own_network:make"}},
+    "model.quantization": {"model": {"quantization": "int8"}},
+    "privacy.unit": {
+        "privacy": {"adversary": "server", "unit": "example", "clip": 1.0, "noise": 1.0, "delta": 1e-3},
+        "clients": {"weighting": "uniform"},
+    },
+    "clients.ranks": {"clients": {"ranks": [1, 2]}},
+    "simulation.engine": {"simulation": {"engine": "ray"}},
+    "faults.nonfinite_loss": {"faults": {"nonfinite_loss": 0.5}},
+    "evaluation.local_only": {"evaluation": {"local_only": True}},
+    "evaluation.fine_tune_epochs": {"evaluation": {"fine_tune_epochs": 1}},
+}
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_options_that_do_not_go_with_it_are_refused(key: str, config: dict[str, Any]) -> None:
+    with pytest.raises(rondo.ConfigError) as error:
+        load(changed(config, **REFUSED[key]))
+    assert [problem.path for problem in error.value.problems] == [key]
+    assert "train.trainer" in str(error.value)
+
+
+def test_own_method_with_another_objective_is_refused_in_its_first_round(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    config = changed(config, algorithm={"name": "rondo.algorithms.whole.fedprox:FedProx"})
+    with pytest.raises(rondo.ConfigError, match="asks for more than training on the plain loss"):
+        rondo.run(config, run_dir=tmp_path / "run", device="cpu")
