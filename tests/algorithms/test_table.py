@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from declare import fields
+from declare import fields, trains_plainly
 from page_tables import filled, tables
 
 import rondo
@@ -30,6 +30,7 @@ def test_entry_agrees_with_its_class(name: str, entry: Entry) -> None:
     cls, algorithm = algorithms.load(name), algorithms.get(name)
     assert f"{cls.__module__}:{cls.__qualname__}" == entry.cls
     assert (entry.traits, entry.linear, dict(entry.fields)) == (algorithm.traits, algorithm.linear, fields(cls))
+    assert entry.plain_loss == trains_plainly(algorithm)
 
 
 def test_core_methods_are_the_seed_papers_or_have_a_claim() -> None:

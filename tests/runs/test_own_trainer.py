@@ -4,14 +4,20 @@ own trainer to rounding."""
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import own_trainers
 import pytest
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 import rondo
+from pages import fences
+from rondo.cli.app import app
 from rondo.config import load
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
@@ -129,6 +135,26 @@ def test_client_with_numbers_that_are_not_finite_fails(config: dict[str, Any], t
     result = rondo.run(config, run_dir=tmp_path / "run", device="cpu")
     failed = [(r["clients"], [(f["client"], f["reason"]) for f in r["failed"]]) for r in result.history]
     assert failed == [(1, [("client-0", "nonfinite_parameters")])] * 2
+
+
+def test_page_of_ten_lines_runs(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks of docs/how-to/your-trainer.md, with a small model and a few rows under the names that it uses."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_trainer", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    shutil.copytree(bert, "model")
+    write_rows(Path("train.csv"), ROWS)
+    blocks = fences("docs/how-to/your-trainer.md")
+    for block in blocks:
+        if block.title:
+            Path(block.title).write_text(block.text, encoding="utf-8")
+    assert len(Path("my_trainer.py").read_text(encoding="utf-8").split("def train")[1].strip().splitlines()) <= 10
+    for line in (line for block in blocks if not block.language for line in block.text.splitlines()):
+        program, *arguments = shlex.split(line)
+        done = CliRunner().invoke(app, arguments)
+        assert (program, done.exit_code) == ("rondo", 0), done.output
+    history = [json.loads(line) for line in Path("runs/own/metrics.jsonl").read_text().splitlines()]
+    assert [record["round"] for record in history if record.get("loss") is not None] == [0, 1, 2]
 
 
 REFUSED: dict[str, dict[str, Any]] = {

@@ -113,8 +113,7 @@ def build(
     """
     store = task.store()
     members, empty_clients, held_back, used, left_out = Members(store), [], 0, 0, 0
-    rows: dict[str, Rows] = {}
-    too_small, trained = dict(dealt.too_small), trained_on(config, dealt)
+    too_small, trained, rows = dict(dealt.too_small), trained_on(config, dealt), dict[str, Rows]()
     for name, by_row in _encoded(store, task, dealt.rows):
         used += len(by_row)
         left_out += len(dealt.rows[name]) - len(by_row)
@@ -122,8 +121,7 @@ def build(
             train, held, units = _parts(name, dealt.rows[name], by_row, config, task, store, parting)
             if train or parting is not None:
                 members.add(name, train, held, units)
-                if config.train.trainer is not None:
-                    rows[name] = _of_examples(with_examples(task, dealt.rows[name], by_row), by_row, train)
+                rows |= _for_a_trainer(config, task, name, dealt.rows[name], by_row, train)
             else:
                 held_back += 1
                 empty_clients.append(name)
@@ -136,7 +134,6 @@ def build(
     more = {name: _test_set(config, task, rows, f"test set {name!r}")[::2] for name, rows in dealt.more_tests.items()}
     said, tested_at_clients = remarks(config, dealt, trained, task.marks), dealt.test.owners is not None
     members = members.with_tests(own_tests) if tested_at_clients else members
-    sampled_by, test_sampled_by = _sampled_by(config, tested_at_clients)
     report = {
         "rows": dealt.loaded,
         "rows_used": used,
@@ -145,10 +142,9 @@ def build(
         "rows_without_client": dealt.undealt,
         "rows_without_target": left_out,
         "rows_moved": dealt.moved,
-        "sampled_by": sampled_by,
+        **_sampled_by(config, tested_at_clients),
         "text": store.account(),
         **{f"test_{key}": value for key, value in test_report.items()},
-        "test_sampled_by": test_sampled_by,
         "test_rows_trained_on": trained[""],
         "more_tests": {name: {**report, "rows_trained_on": trained[name]} for name, (_, report) in more.items()},
         "clients_not_sampled": dealt.clients_unsampled,
@@ -160,22 +156,26 @@ def build(
         "clients": {n: _counts(config, m, dealt.rows[n], tested_at_clients) for n, m in members.items()},
         "warnings": [*said, *mixed_pixels(store.account(), test_report["text"], bool(test))],
     }
-    more_tests = {name: of_test for name, (of_test, _) in more.items()}
-    return Population(members, test, report, more_tests, tested_at_clients, rows)
+    return Population(members, test, report, {n: r for n, (r, _) in more.items()}, tested_at_clients, rows)
 
 
-def _of_examples(rows: Rows, by_row: Sequence[range], numbers: Sequence[int]) -> Rows:
-    """Those of ``rows`` whose examples are among ``numbers``."""
-    chosen = set(numbers)
-    return [row for row, own in zip(rows, by_row, strict=True) if not chosen.isdisjoint(own)]
+def _for_a_trainer(
+    config: RunConfig, task: Task, name: str, rows: Rows, by_row: Sequence[range], train: Sequence[int]
+) -> dict[str, Rows]:
+    """The training rows of the client ``name``, by it, if ``train.trainer`` takes them."""
+    if config.train.trainer is None:
+        return {}
+    chosen, used = set(train), with_examples(task, rows, by_row)
+    return {name: [row for row, own in zip(used, by_row, strict=True) if not chosen.isdisjoint(own)]}
 
 
-def _sampled_by(config: RunConfig, tested: bool) -> tuple[list[str | None], list[str | None]]:
+def _sampled_by(config: RunConfig, tested: bool) -> dict[str, list[str | None]]:
     """The columns of which samples of the training rows, and of the test rows, keep the shares."""
     by_label = config.task.label_columns
     by_owner = [config.partition.column] if config.partition.kind == "natural" else []
     by_client = ["client"] if tested and not config.partition.deal_tests else []  # these are dealt later
-    return [*by_label, *(["client"] if config.data.clients_from is not None else by_owner)], [*by_label, *by_client]
+    by_client_or_owner = ["client"] if config.data.clients_from is not None else by_owner
+    return {"sampled_by": [*by_label, *by_client_or_owner], "test_sampled_by": [*by_label, *by_client]}
 
 
 def _check_enough(config: RunConfig, task: Task, count: int, held_back: int, left_out: int) -> None:

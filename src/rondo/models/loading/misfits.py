@@ -14,6 +14,7 @@ from torch import nn
 from rondo.config.inputs import AdapterConfig
 from rondo.config.task_kinds import Kind
 from rondo.errors import ConfigError, Problem
+from rondo.models.networks.adapted_layer import Site
 from rondo.params import HEAD_PREFIX
 
 _POOLER = "pooler"
@@ -156,3 +157,18 @@ def _near(name: str, names: Sequence[str]) -> str:
     """A hint behind an unknown ``name``: the closest of ``names``, or all."""
     near = difflib.get_close_matches(name, names, n=2)
     return f"; did you mean {' or '.join(map(repr, near))}?" if near else f"; there are: {', '.join(names)}"
+
+
+def exceeded(sites: Sequence[Site], by_rank: bool) -> str:
+    """The message about ``sites`` that are too small for their rank. ``by_rank``: the configuration sets it, not an
+    adapter that the run starts from."""
+    least = min(sites, key=lambda site: min(site.shape))
+    message = f"rank {least.rank} exceeds {least.path}, which is {least.shape[0]} x {least.shape[1]},"
+    remedy = f"lower it to {min(least.shape)}, or give such layers a rank by adapter.rank_pattern"
+    message = f"{message}{others(len(sites) - 1)}".rstrip(",")
+    return f"{message}: {remedy if by_rank else 'name another adapter'}"
+
+
+def others(count: int) -> str:
+    """Words for ``count`` more layers beside one that is named."""
+    return f" and {count} other layer{'s' if count > 1 else ''}" if count else ""

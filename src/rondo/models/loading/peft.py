@@ -31,7 +31,7 @@ from rondo.config.rules.peft_keys import NOT_BUILT
 from rondo.errors import ConfigError, Problem
 from rondo.models.kernels.quiet import quiet
 from rondo.models.loading.learned_classes import LABELS
-from rondo.models.loading.misfits import misfit, unknown_adapted, unknown_layers
+from rondo.models.loading.misfits import exceeded, misfit, others, unknown_adapted, unknown_layers
 from rondo.models.loading.result_factors import adapter_factors
 from rondo.models.networks.adapted_layer import Site, UnsupportedLayer, layer_kind
 from rondo.models.networks.adapted_network import AdaptedNetwork
@@ -145,11 +145,11 @@ def _problems(
     names among ``targets`` that match none."""
     for reason, layers in unsupported.items():
         first = next(iter(layers.values()))
-        yield Problem(key, f"{first}{_others(len(layers) - 1)}: {reason}. Names of such layers here: {available}")
+        yield Problem(key, f"{first}{others(len(layers) - 1)}: {reason}. Names of such layers here: {available}")
     too_small = [site for site in sites if site.rank > min(site.shape)]
     if too_small:
         by_rank = key == "adapter.target_modules"
-        yield Problem("adapter.r" if by_rank else key, _exceeded(too_small, by_rank))
+        yield Problem("adapter.r" if by_rank else key, exceeded(too_small, by_rank))
     if isinstance(targets, (set, list)):
         unmatched = [n for n in sorted(targets) if not any(s.path == n or s.path.endswith("." + n) for s in sites)]
         if unmatched and sites:
@@ -157,16 +157,6 @@ def _problems(
             warnings.warn(message, stacklevel=2)
     if not sites and not unsupported:
         yield Problem(key, f"{_shown(targets)} matches only the task head, which is not adapted; name other layers")
-
-
-def _exceeded(sites: Sequence[Site], by_rank: bool) -> str:
-    """The message about ``sites`` that are too small for their rank. ``by_rank``: the configuration sets it, not an
-    adapter that the run starts from."""
-    least = min(sites, key=lambda site: min(site.shape))
-    message = f"rank {least.rank} exceeds {least.path}, which is {least.shape[0]} x {least.shape[1]},"
-    remedy = f"lower it to {min(least.shape)}, or give such layers a rank by adapter.rank_pattern"
-    message = f"{message}{_others(len(sites) - 1)}".rstrip(",")
-    return f"{message}: {remedy if by_rank else 'name another adapter'}"
 
 
 def _flat(tensor: Tensor) -> Tensor:
@@ -191,10 +181,6 @@ def _head_modules(module: nn.Module, head: Sequence[str]) -> list[str]:
         pure = [p for p in paths if not any(b.startswith(p + ".") for b in body_names)]
         modules.add(pure[0] if pure else paths[-1])
     return sorted(modules)
-
-
-def _others(count: int) -> str:
-    return f" and {count} other layer{'s' if count > 1 else ''}" if count else ""
 
 
 def _adaptable(module: nn.Module, head_modules: Sequence[str]) -> list[str]:
