@@ -19,9 +19,10 @@ import rondo
 from pages import fences
 from rondo.cli.app import app
 from rondo.config import load
-from small_runs import reviews, save_tiny_bert, settings, write_rows
+from small_runs import reviews, save_tiny_bert, save_tiny_gpt2, settings, write_rows
 
 ROWS = reviews(24)
+DROPOUTS = ("attn_pdrop", "embd_pdrop", "resid_pdrop")
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +77,24 @@ def test_transformers_trainer_is_rondos_own_to_rounding(method: str, config: dic
     ours, theirs = ([(r["bytes_up"], r["bytes_down"], r["loss"]) for r in result.history] for result in results)
     assert [r[:2] for r in ours] == [r[:2] for r in theirs]
     assert [r[2] for r in ours] == pytest.approx([r[2] for r in theirs], abs=0.01)
+
+
+@pytest.mark.slow
+def test_language_model_is_trained_with_its_output_layer(config: dict[str, Any], tmp_path: Path) -> None:
+    """Rondo's own trainer computes the logits of targets alone, as a part of the loss."""
+    gpt2 = save_tiny_gpt2(tmp_path / "gpt2")
+    content = json.loads((gpt2 / "config.json").read_text())
+    (gpt2 / "config.json").write_text(json.dumps({**content, **dict.fromkeys(DROPOUTS, 0.0)}))
+    task = {"kind": "causal-lm", "prompt": "first", "response": "second", "max_length": 32}
+    config = {
+        **changed(config, model={"name": str(gpt2)}, adapter={"target_modules": ["c_attn", "c_proj"]}),
+        "task": task,
+    }
+    results = [
+        rondo.run(changed(config, train={"trainer": name}), run_dir=tmp_path / str(name), device="cpu")
+        for name in (None, "transformers")
+    ]
+    assert difference(results) < 2e-5
 
 
 def test_own_steps_are_rondos_own_steps(config: dict[str, Any], tmp_path: Path) -> None:

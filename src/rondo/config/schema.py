@@ -225,7 +225,8 @@ class TrainConfig(Section):
     trainer: Name | None = None
     """A function that trains each client in place of Rondo's own loop: ``package.module:function``, or
     ``"transformers"`` for transformers' ``Trainer`` (``docs/how-to/your-trainer.md``). Clients train one after the
-    other, in float32. ``packing``, ``length_grouping`` and ``precision`` are of Rondo's own loop."""
+    other, in float32 and without shortcuts. ``packing``, ``length_grouping`` and ``precision`` are of Rondo's own
+    loop."""
     precision: Literal["exact", "fast"] = "fast"
     """``"exact"`` computes in float32 throughout. ``"fast"`` keeps the frozen layers in bfloat16 if the hardware is
     faster in it. Networks that are trained whole stay in float32; their convolutions and wide linear layers then

@@ -80,7 +80,7 @@ def transformers(local: LocalTraining, collator: Collator | None = None) -> floa
     """
     import transformers as library
 
-    settings, task = local.settings, local.task
+    settings, task, augmenting = local.settings, local.task, torch.Generator().manual_seed(local.seed)
 
     class OfTask(library.Trainer):  # type: ignore[misc]
         """Its loss is the task's."""
@@ -91,6 +91,7 @@ def transformers(local: LocalTraining, collator: Collator | None = None) -> floa
 
     def collated(examples: list[Any]) -> Mapping[str, Any]:
         inputs, targets = task.collate(examples)
+        inputs = task.augment(inputs, [len(examples)], [augmenting])
         return {"inputs": dict(inputs), "targets": dict(targets)}
 
     with tempfile.TemporaryDirectory() as folder:

@@ -158,6 +158,9 @@ class AdaptedTransformer(Transformer):
     form: ClassVar[Form] = "adapter"
 
     def shorten(self, task: Task, examples: Sequence[Example]) -> tuple[Task, Prefix | None]:
+        """None for a trainer of the user's own, whose model is whole."""
+        if self.stock is not None:
+            return task, None
         simulation, packing = self.config.simulation, self.config.train.packing
         self.shortened = shorten(self.network, task, examples, simulation, packing=packing)
         self.output = self.shortened.output

@@ -210,11 +210,11 @@ class Assembly:
         """A client's part of a round. ``kept``: tensors that clients keep. ``spend``: see
         :class:`~rondo.engine.client.local_round.LocalRound`. Raises :class:`rondo.errors.ConfigError`."""
         around, name = in_training(self.config.faults), self.config.train.trainer
-        facts = (self.algorithm, self.model.network, self.task, self.config, kept, spend)
+        facts = (self.algorithm, self.model.network, self.task, self.config, kept, spend, self.prefix, stop, around)
         if name is None:
-            return LocalRound(*facts, self.prefix, stop, around, self.flops)
+            return LocalRound(*facts, self.flops)
         make = partial(OwnTrainer, function=load(name), model=self.model, rows=self.population.rows, labels=self.labels)
-        return LocalRound(*facts, None, stop, around, None, make)
+        return LocalRound(*facts, None, make)
 
     def start(self) -> Start:
         """The start of the run, before it is resumed or begun."""
