@@ -388,9 +388,7 @@ def to_train(module: nn.Module, lora: peft.LoraConfig, sites: Sequence[Site]) ->
 
     config = peft.LoraConfig(**lora.to_dict())
     _place(config, {site.path: (site.rank, site.scale) for site in sites})
-    with quiet():
-        model: nn.Module = peft.get_peft_model(module, config)
-    return model
+    return peft.get_peft_model(module, config)
 
 
 def stock_model(module: nn.Module, folder: str | Path) -> nn.Module:
