@@ -142,6 +142,11 @@ def _of_shares(config: RunConfig) -> Iterator[Problem]:
 
 def _of_examples(config: RunConfig) -> Iterator[Problem]:
     """Options that break the guarantee of ``unit = "example"``."""
+    if config.train.trainer is not None:
+        message = (
+            "noise belongs into each step, and Rondo does not see the steps of train.trainer: remove one of the two"
+        )
+        yield Problem("privacy.unit", message)
     train, evaluation = config.train, config.evaluation
     if config.clients.weighting != "uniform":
         message = 'weights by numbers of rows tell whether a row is there: set it to "uniform"'

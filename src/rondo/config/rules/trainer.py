@@ -39,7 +39,6 @@ def trainer_checks(config: RunConfig) -> Iterator[Problem]:
         ("train.what", config.whole_tensors is not None and not without, "train.trainer gets a PEFT model"),
         ("train.micro_batch", train.micro_batch is not None, "train.trainer decides on its forward passes"),
         ("train.checkpointing", train.checkpointing, "train.trainer decides on its forward passes"),
-        ("privacy.unit", config.guarantee.of_rows, f"noise belongs into each step, and {own_steps}"),
         ("clients.ranks", clients.ranks is not None, of_rank),
         ("clients.bytes_budget", clients.bytes_budget is not None, of_rank),
         ("simulation.engine", config.simulation.engine == "ray", "train.trainer is not tried at workers of Ray"),

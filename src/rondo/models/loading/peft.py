@@ -382,7 +382,7 @@ def _place(config: peft.LoraConfig, sites: Mapping[str, tuple[int, float]]) -> N
     config.alpha_pattern = {f"^{p}$": a for p, a in alphas.items() if a != config.lora_alpha}
 
 
-def to_train(module: nn.Module, lora: peft.LoraConfig, sites: Sequence[Site]) -> nn.Module:
+def to_train(module: nn.Module, lora: peft.LoraConfig, sites: Sequence[Site]) -> Any:
     """PEFT's model around ``module``, to be trained."""
     import peft
 
