@@ -75,7 +75,7 @@ class Desk:
     voice: Voice | None = None
     parties: dict[str, Party] = field(default_factory=dict)
     refusal: str = ""
-    """Why no part is taken in the last plan; empty while one is."""
+    """Why no part is taken in the last plan; empty while one is, or before there is a plan that can be read."""
     _plan: str = ""
     """Digest of the plan that ``parties`` were made for."""
     _run: str = ""
@@ -174,7 +174,7 @@ class Desk:
             (self.folder / PLAN).unlink(missing_ok=True)
             answer = Consent({}, refused=for_the_server(error))
             reason = "; ".join(line.strip() for line in str(error).splitlines()) or type(error).__name__
-            self.refusal = reason
+            self.refusal = "" if isinstance(error, NotAPlan) else reason
             self.told(f"not taking part: {reason}")
             if looked:
                 self.stop.wait(-time.monotonic() % _BEAT)
