@@ -11,6 +11,7 @@ import pytest
 import rondo
 from rondo.config.load import load
 from rondo.federation.server.remote_run import check
+from rondo.report.numbers import plus_minus
 from rondo.report.terminal import score_rows
 from rondo.runs.watching.result import RunResult
 from rondo.study.compare.table import comparison_table
@@ -72,7 +73,7 @@ def test_comparison_has_a_column_of_each(folder: Path, tmp_path: Path) -> None:
     content = json.loads((tmp_path / "comparison.json").read_text())
     table = comparison_table(content)
     column = table.columns.index("mismatched accuracy")
-    assert table.rows[0][column].startswith(f"{stats['mean']:.3f} ±")
+    assert table.rows[0][column] == plus_minus(stats["mean"], stats["sd"])
     assert "mismatched accuracy" in (tmp_path / "comparison.tex").read_text()
     content["algorithms"]["other"] = {**stats_of, "more_tests": {}}  # --vary can name other test sets
     assert [row[column] for row in comparison_table(content).rows][1:] == ["-"]
