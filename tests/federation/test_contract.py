@@ -520,10 +520,10 @@ def test_memory_for_rows_is_the_owners_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("label", "words", "names"),
     [
-        ("joined", "60 texts, 3 distinct: neg", ["neg", "plot", "pos"]),
-        ("labels", "60 lists, 3 distinct: neg", ["neg", "plot", "pos"]),
-        ("neg,plot,pos", "60 numbers, 2 distinct: 0", ["neg", "plot", "pos"]),
-        ("neg", "60 numbers, 2 distinct: 0", ["0", "1"]),
+        ("joined", "60 texts, 3 distinct", ["neg", "plot", "pos"]),
+        ("labels", "60 lists, 3 distinct", ["neg", "plot", "pos"]),
+        ("neg,plot,pos", "60 numbers, 2 distinct", ["neg", "plot", "pos"]),
+        ("neg", "60 numbers, 2 distinct", ["0", "1"]),
     ],
 )
 def test_class_names_that_the_owner_starts_from(invoke: Any, label: str, words: str, names: list[str]) -> None:

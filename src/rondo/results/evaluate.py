@@ -96,7 +96,7 @@ def evaluate(
         then, now = ({"partition": {key: report.get(key) for key in (TEST, MORE)}} for report in (before, after))
         must_equal(then, now, whatever=allow_changed, remedy=OPEN_ANYWAY, source=_SOURCE)
     model = Scored(assembly, *opened.model(client))
-    result = _on_tests(model, data, generate)
+    result = _on_tests(model, data, generate, needed=client is None or not rows)
     if client is not None and (reason := opened.not_its_own(client)) is not None:
         result["note"] = reason
     if client is not None and rows:
@@ -154,14 +154,15 @@ def _handed_over(path: Path, device: str, *, with_rows: bool, allow_code: bool, 
     return Scored(assembly, *assembly.model.read(path))
 
 
-def _on_tests(model: Scored, data: str | Path | Table | None, generate: bool) -> dict[str, Any]:
-    """Scores on ``data``, or on the run's test set and those of ``data.more_tests``, by name."""
+def _on_tests(model: Scored, data: str | Path | Table | None, generate: bool, *, needed: bool = True) -> dict[str, Any]:
+    """Scores on ``data``, or on the run's test set and those of ``data.more_tests``, by name. Raises
+    :class:`ConfigError` if there are none, where they are ``needed``."""
     if data is None:
         model.assembly.keep_tests()
         tests = model.assembly.population.tests
-        if not any(tests.values()):
+        if needed and not any(tests.values()):
             raise ConfigError.at(_DATA, "the run has no test set: name a file with rows to score it on")
-        result: dict[str, Any] = {n: _scored(model, rows, generate, test=n) for n, rows in tests.items()}
+        result: dict[str, Any] = {n: _scored(model, rows, generate, test=n) for n, rows in tests.items() if rows}
     else:
         result = {"test": _scored(model, _other_examples(model.assembly, data), generate)}
     titles = model.assembly.task.titles

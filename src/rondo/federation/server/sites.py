@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from rondo.engine.wire.strict import Rejected, short
 from rondo.errors import Problem, StopRequested
 from rondo.federation.environment import Environment
 from rondo.federation.plan import LARGEST, Consent, End, Plan
+from rondo.federation.server.line.site_line import SiteLine
 from rondo.federation.server.standing import Standings, State, missing, some
 
 _PAUSE = 0.02
@@ -24,27 +24,6 @@ _LOOK = 0.5
 _MINUTE, _DAY = 60.0, 86400.0
 _TIMES = 10
 """Most times that a letter is sent: one that its site dies of would kill it after every restart."""
-
-
-class SiteLine(Protocol):
-    """A line to sites, such as :class:`rondo.federation.server.line.superlink.SuperLink`."""
-
-    def present(self) -> Mapping[str, str]:
-        """The connected sites by name, each with the time since when it is."""
-
-    def send(self, site: str, kind: str, letter: bytes, seconds: float, largest: int) -> str | None:
-        """Send a letter, to be answered within ``seconds`` by at most ``largest`` bytes. Returns its number, None if it
-        cannot be sent."""
-
-    def reply(self, number: str) -> bytes | None:
-        """The reply to a letter, handed out once; None while there is none."""
-
-    def forget(self, number: str) -> None:
-        """Drop a letter and the reply to it."""
-
-    def wait(self, after: int, seconds: float) -> int:
-        """Wait at most ``seconds`` until more has happened than ``after``: a reply, a site that came or went. Returns
-        the number of all that has happened."""
 
 
 @dataclass(eq=False)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rondo.models.kernels.private_torch import changes_in_place
 from rondo.models.loading import peft
 from rondo.models.networks.adapted_layer import Site, merged_weight
 from rondo.models.networks.network import Base
@@ -77,7 +78,7 @@ def lend(
 
 def _state(tensor: Tensor) -> tuple[int, int]:
     """A number of changes in place, and where the numbers lie: another place after a move or a cast."""
-    return tensor._version, tensor.data_ptr()
+    return changes_in_place(tensor), tensor.data_ptr()
 
 
 def _by_name(model: nn.Module) -> dict[str, nn.Parameter]:

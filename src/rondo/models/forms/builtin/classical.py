@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +38,9 @@ class WordTokenizer:
     """
 
     pad_token_id = 0
+    unk_token = None
+    all_special_tokens: Sequence[str] = ()
+    added_tokens_decoder: Mapping[int, Any] = MappingProxyType({})
 
     def __init__(self, number: Callable[[str], int]) -> None:
         self.number = number
