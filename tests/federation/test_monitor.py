@@ -18,10 +18,12 @@ pytest.importorskip("prometheus_client")
 from parties import OPEN, SITES, Parties
 from test_federation import Watching, config
 
+from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, PlanRefused
 from rondo.federation.identity import keys
 from rondo.federation.monitor import Health, days_left, ending, monitored
 from rondo.federation.notify import notify
+from rondo.federation.server.gauges import Gauges
 
 
 def free() -> str:
@@ -94,6 +96,25 @@ def test_site_tells_its_monitor_what_left_and_what_it_refuses(folder: Path, tmp_
     assert str(error).startswith(
         f"rondo federate client: 1 problem\n  the plan: is refused: {reason}; change the contract"
     )
+
+
+class Nobody:
+    """Stands for a server's view of its sites."""
+
+    def states(self) -> dict[str, tuple[str, str]]:
+        return {}
+
+
+@pytest.mark.parametrize("secret", [False, True])
+def test_monitor_withholds_what_a_secret_turnout_does(secret: bool) -> None:
+    private = {"adversary": "reader", "unit": "client", "clip": 1.0, "noise": 1.0, "delta": 1e-3} if secret else {}
+    settings = RunConfig.model_validate({"privacy": private})
+    assert settings.guarantee.secret_turnout is secret
+    gauges = Gauges(settings, Nobody(), dict)  # type: ignore[arg-type]
+    record = {"round": 0, "seconds": 2.0, "skipped": None, "bytes_up": 3, "bytes_down": 4, "failed": [], "rejected": {}}
+    gauges.round_done(record)
+    following = {"round_seconds", "bytes_up", "bytes_down", "failed_uploads", "refused_uploads"}
+    assert following & gauges.health().numbers.keys() == (set() if secret else following)
 
 
 def test_program_that_does_nothing_useful_is_not_healthy() -> None:

@@ -26,9 +26,10 @@ class Gauges(Observer):
 
     def round_done(self, record: Mapping[str, Any]) -> None:
         """Numbers from which a round's turnout would follow are left out where it is a secret."""
-        new = {"round": record["round"] + 1.0, "round_seconds": record["seconds"]}
+        new = {"round": record["round"] + 1.0}
         more = {"skipped_rounds": int(record["skipped"] is not None)}
         if not self._hides_turnout:
+            new["round_seconds"] = record["seconds"]
             more |= {key: record[key] for key in ("bytes_up", "bytes_down")}
             more |= {"failed_uploads": len(record["failed"]), "refused_uploads": sum(record["rejected"].values())}
         self._numbers |= new | {key: self._numbers.get(key, 0) + value for key, value in more.items()}

@@ -20,16 +20,18 @@ from rondo.runs.watching.progress import measured
 
 def status(run_dir: Path) -> dict[str, Any]:
     """The state of the run in ``run_dir``, for programs: ``state``, ``round`` of ``rounds``, bytes in all, the last
-    round's record, and the standing of each site. Raises :class:`ConfigError` if it is not of a federation."""
+    round's record, and the standing of each site. If the turnout is secret, bytes and record are None. Raises
+    :class:`ConfigError` if it is not of a federation."""
     directory, history, state = _opened(run_dir)
     config, sites = directory.config(), standing.read(directory.path / standing.FILE)
+    told = not config.guarantee.secret_turnout  # else no number from which the turnout would follow
     return {
         "algorithm": config.algorithm.name,
         "state": state,
         "round": len(history),
         "rounds": config.rounds,
-        **{key: sum(record[key] for record in history) for key in ("bytes_up", "bytes_down")},
-        "last": history[-1] if history else None,
+        **{key: sum(record[key] for record in history) if told else None for key in ("bytes_up", "bytes_down")},
+        "last": history[-1] if history and told else None,
         "sites": {name: asdict(site) for name, site in sites.items()},
     }
 
