@@ -1,4 +1,4 @@
-"""Golden files of twenty federated low-rank algorithms: an independent oracle.
+"""Golden files of federated low-rank algorithms: an independent oracle.
 
 Written from the papers with NumPy alone, in float64; it shares no code with the
 package under test. It favours the papers' literal form over speed: dense products and
@@ -82,6 +82,17 @@ References
   FedHM      Yao et al., "FedHM: efficient federated learning for heterogeneous models via
              low-rank factorization": FlexLoRA with its split B = U S^(1/2),
              A = S^(1/2) V^T, here of the change of W alone, W0 being frozen.
+  FedRot-LoRA Zhang et al., "FedRot-LoRA: mitigating rotational misalignment in federated
+             LoRA": FedIT of factors turned to the broadcast: B R, R^T A, R of determinant 1.
+             Its code turns to A in odd rounds and to B in even ones, counted from 0, and not
+             at all in the first. The rate is so high that in two rounds the nearest
+             orthogonal matrix of a client would be a reflection.
+  raFLoRA    Wu et al., "Preventing rank collapse in federated low-rank adaptation with
+             client heterogeneity": FlexLoRA whose mean of a slot is over the clients that
+             have it; a slot that no client of the round has stays as it is at the server.
+             Clients of rank 1 at the run's scale here, and an adapter to start from.
+  FedMomentum Yan et al., "FedMomentum: preserving LoRA training momentum in federated
+             fine-tuning": FedHM, and what its truncation drops goes to the base.
 """
 
 import json
@@ -107,6 +118,9 @@ CLIENT_RANK = 1  # LoRA-A2, mFedLoRU: the rank of every client
 BALANCE = np.array([1.0, 1.13])  # LoRA-A2: multiplies the rows of the first A
 RATIO = 5.0  # LoRA-A2: the learning rate of B over that of A
 INNER = 0.5  # mFedLoRU: its alpha_A and alpha_B
+STRENGTH = 0.5  # FedRot-LoRA: its lambda
+RATES = {"fedrot-lora": 0.55, "fedmomentum": 0.3}  # where it is not LR
+ADAPTED = {"fed-sb", "raflora"}  # start from an adapter whose B is not 0
 SPARSE_ROUNDS = 2  # SLoRA: rounds of its first stage
 # How much larger a client's own scale, alpha / r_k, is than the run's, alpha / r.
 OWN = RANK / CLIENT_RANK
@@ -472,6 +486,49 @@ def fedhm(t, state, base, uploads, draw):
     return state, base, {"truncation": np.linalg.norm(SCALE * m - delta_w(state))}
 
 
+def nearest_rotation(m):
+    """The R of determinant 1 that maximises tr(R^T M): M = U S V^T, R = U diag(1, .., 1,
+    det(U V^T)) V^T. It is unique, which is asserted."""
+    u, sigma, vt = np.linalg.svd(m)
+    flip = np.eye(len(m))
+    flip[-1, -1] = np.linalg.det(u @ vt)
+    assert sigma[-2] + flip[-1, -1] * sigma[-1] > 1e-3 * sigma[0], sigma
+    r = u @ flip @ vt
+    assert close(r.T @ r, np.eye(len(m)))
+    assert close(np.linalg.det(r), 1.0)
+    assert close(r.T @ m, (r.T @ m).T)
+    return r
+
+
+def turned(t, trained, broadcast):
+    """FedRot-LoRA: B R and R^T A; R* takes R^T A closest to the broadcast A (odd rounds) or
+    B R to the broadcast B, R is the rotation nearest to (1 - lambda) I + lambda R*."""
+    if t == 0:
+        return trained
+    a, b = trained[A], trained[B]
+    best = nearest_rotation(a @ broadcast[A].T if t % 2 == 1 else b.T @ broadcast[B])
+    r = nearest_rotation((1 - STRENGTH) * np.eye(RANK) + STRENGTH * best)
+    assert np.abs(r - np.eye(RANK)).max() > 1e-3
+    assert close((b @ r) @ (r.T @ a), b @ a)
+    return trained | {A: r.T @ a, B: b @ r}
+
+
+def raflora(t, state, base, uploads, draw):
+    """D: the mean of the products over slots that the clients have, plus the server's own of
+    the others; D = U S V^T, B = U_r S_r, A = V_r^T."""
+    kept = state[B][:, CLIENT_RANK:] @ state[A][CLIENT_RANK:]
+    u, sigma, vt = leading_svd(mean_product(uploads) + kept)
+    return {A: vt, B: u * sigma, H: average(uploads, H)}, base, {}
+
+
+def fedmomentum(t, state, base, uploads, draw):
+    """FedHM, and W0 <- W0 + s (M - B A) in every round (tau = 1)."""
+    state, base, _ = fedhm(t, state, base, uploads, draw)
+    rest = mean_product(uploads) - state[B] @ state[A]
+    assert np.linalg.norm(rest) > 1e-3
+    return state, base + SCALE * rest, {}
+
+
 def slora(whole):
     """The mean of S. After its last round, the change of W over s is U S V^T: B <- U_r S_r,
     A <- V_r^T. Then FedIT."""
@@ -588,12 +645,16 @@ ALGORITHMS = {
     "pfedlora-together": (3, lambda t: (D,), (PA, PB), fedavg),
     "pfedlora-weight": (3, lambda t: (D,), (PA, PB), fedavg),
     "fedhm": (3, lambda t: (A, B), (), fedhm),
+    "fedrot-lora": (4, lambda t: (A, B), (), fedavg),
+    "raflora": (3, lambda t: (A, B), (), raflora),
+    "fedmomentum": (3, lambda t: (A, B), (), fedmomentum),
 }
 MOVES_BASE = {"fedex-lora", "flora", "federa", "fedloru", "fedloru-momentum", "pfedloru"}
-MOVES_BASE |= {"mfedloru", "flora-client-scale"}
+MOVES_BASE |= {"mfedloru", "flora-client-scale", "fedmomentum"}
 EXACT = {"ffa-lora", "fed-sb", "rolora", "fedex-lora", "fedsvd", "flora", "lora-a2"}
 EXACT |= {"pfedlora", "pfedlora-together", "pfedlora-weight", "flora-client-scale"}
 EXACT |= {"flexlora-client-scale"}  # two clients of rank 1: nothing is truncated
+EXACT |= {"fedmomentum"}  # what is truncated goes to the base
 SETTINGS = {
     "lora-fair": {"lambda": LAMBDA},
     "lora-fair-frobenius": {"lambda": LAMBDA},
@@ -603,12 +664,14 @@ SETTINGS = {
     "slora": {"sparse_rounds": SPARSE_ROUNDS, "mask": MASK},
     "slora-weight": {"sparse_rounds": SPARSE_ROUNDS, "mask": MASK},
     "mfedloru": {"tau": TAU, "inner_multiplier": INNER},
+    "fedrot-lora": {"strength": STRENGTH},
 }
 RANKED = {
     "lora-a2",
     "mfedloru",
     "flexlora-client-scale",
     "flora-client-scale",
+    "raflora",
 }  # whose clients have a rank of their own
 
 
@@ -630,6 +693,8 @@ def local_start(name, client, draw, state):
         return {A: draw[client], B: np.zeros((OUT, rank_of(name)))}
     if name == "flexlora-client-scale":  # B = U_r S_r / s_k, A = V_r^T, r = r_k
         return {A: state[A][:CLIENT_RANK], B: state[B][:, :CLIENT_RANK] / OWN}
+    if name == "raflora":
+        return {A: state[A][:CLIENT_RANK], B: state[B][:, :CLIENT_RANK]}
     if name == "mfedloru":  # the nested products are zero
         down = {AD: draw[f"{client}.Ad"], BD: draw[f"{client}.Bd"]}
         return down | {AU: np.zeros((RANK, CLIENT_RANK)), BU: np.zeros((OUT, CLIENT_RANK))}
@@ -673,7 +738,7 @@ def run(name):
     init = gram if name.startswith("florg") else lora
     if name == "lora-a2":  # rows so balanced that the clients choose different slots
         init = lora | {A: lora[A] * BALANCE[:, None]}
-    if name == "fed-sb":  # an adapter to start from
+    if name in ADAPTED:  # an adapter to start from
         init = lora | {B: 0.5 * np.random.default_rng(SEED + 31).standard_normal((OUT, RANK))}
     pair = {PA: fresh_a(rng), PB: np.zeros((OUT, RANK))} if PA in private else {}
     state = start_state(name, init, private)
@@ -687,7 +752,7 @@ def run(name):
         state = state | factors
         start = {"start": {"state": state, "base": base}}
     server_model = model | {"factors": SCALE}  # the server's factors have the run's rank
-    expected = []
+    expected, rate = [], RATES.get(name, LR)
     for index in range(rounds):
         trained = (*trained_in(index), H)
         draw = draws[index] if draws else None
@@ -699,13 +764,15 @@ def run(name):
             phases = (tuple(pair), trained) if pair else (trained,)
             if name == "pfedlora-together":
                 phases = ((*pair, *trained),)
-            slots, kept, lr = None, {}, LR
+            slots, kept, lr = None, {}, rate
             if name == "lora-a2":
-                lr = RATIO * LR if trained[0] == B else LR  # appendix B: eta_B = 5 eta_A
+                lr = RATIO * lr if trained[0] == B else lr  # appendix B: eta_B = 5 eta_A
                 slots = best_slots(t, descend(w, t, x, y, trained, steps=1, lr=lr), trained[0])
                 kept = {trained[0]: slot_index(trained[0], slots)}
             for names in phases:
                 t = descend(w, t, x, y, names, kept=kept, lr=lr, model=model)
+            if name == "fedrot-lora":
+                t = turned(index, t, state)
             shared = {n: v for n, v in t.items() if n not in pair}
             products[c] = {"delta": base + delta_w(shared, model)}
             if model["factors"] != SCALE:  # s_k B_k A_k, sent in the run's scale
@@ -726,7 +793,7 @@ def run(name):
         expected.append(result | {"uploads": uploads, "loss": losses} | extra)
     rank = {"rank": CLIENT_RANK} if name in RANKED else {}
     clients = {c: {"x": x, "y": y} | rank for c, (x, y) in data.items()}
-    golden = {"algorithm": name, "seed": SEED, "scale": SCALE, "lr": LR}
+    golden = {"algorithm": name, "seed": SEED, "scale": SCALE, "lr": rate}
     golden |= {"local_steps": LOCAL_STEPS, "rounds": rounds, "W0": w0}
     golden |= SETTINGS.get(name, {}) | ({"draws": draws} if draws else {})
     golden |= {"personal": pair[PA]} if pair else {}

@@ -16,7 +16,7 @@ import sys
 import wide_averages as averages
 import wide_products as products
 from files import HERE, write_or_compare
-from wide_problem import LR, NESTED, RANKS, SCALES, SEED, STEPS, check_gradients, make_problem
+from wide_problem import NESTED, RANKS, SCALES, SEED, STEPS, check_gradients, make_problem
 
 FOLDER = HERE / "wide"
 
@@ -41,6 +41,9 @@ METHODS = {
     "mfedloru": (averages.MFedLoRU, {"tau": 2, "nested_scale": NESTED}),
     "pfedlora": (averages.PFedLoRA, {"phases": "together", "units": "weight"}),
     "fedhm": (products.FedHM, {}),
+    "fedrot-lora": (averages.FedRotLoRA, {"strength": 0.7}),
+    "raflora": (products.RaFLoRA, {"split": "both"}),
+    "fedmomentum": (products.FedMomentum, {"tau": 2}),
     "slora": (products.SLoRA, {"sparse_rounds": 2, "density": 0.4}),
     "lora-a2": (averages.LoRAA2, {"lr_ratio": 3.0}),
 }
@@ -62,7 +65,7 @@ def golden(name):
         "fields": fields,
         "seed": SEED,
         "scale": SCALES,
-        "lr": LR,
+        "lr": method.lr,
         "steps": STEPS,
     }
     found |= {"W0": w0, "clients": clients, "init": init, "draws": method.draws, "start": start}

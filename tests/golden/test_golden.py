@@ -44,7 +44,10 @@ SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Files whose algorithm has another name or fields."""
 
-SIGNS_OPEN = ("flexlora", "flexlora-client-scale", "fedsvd", "federa", "fedhm", "slora", "slora-weight")
+SIGNS_OPEN = (
+    *("flexlora", "flexlora-client-scale", "fedsvd", "federa", "fedhm", "slora", "slora-weight"),
+    *("raflora", "fedmomentum"),
+)
 """An SVD leaves the signs of A's rows and B's columns open: compare factors up to sign, products as they are."""
 
 

@@ -24,7 +24,7 @@ from rondo.testing import SgdTrainer
 
 HERE = Path(__file__).parent
 NAMES = sorted(path.stem for path in (HERE / "wide").glob("*.json"))
-SIGNS_OPEN = ("flexlora", "fedsvd", "federa", "fedhm", "slora")
+SIGNS_OPEN = ("flexlora", "fedsvd", "federa", "fedhm", "slora", "raflora", "fedmomentum")
 """An SVD leaves the signs of A's rows and B's columns open: compare factors up to sign, products as they are."""
 HEAD = "head:out.weight"
 NEWCOMER = Client("new", 1)

@@ -50,6 +50,7 @@ class FedIT:
     rounds = 5
     ranked = True
     letters = "AB"
+    lr = LR
 
     def __init__(self, problem, fields):
         self.fields = fields
@@ -77,7 +78,7 @@ class FedIT:
 
     def train(self, t, client, w, seen):
         """The client's upload."""
-        after = descend(w, seen, self.data[client], self.trained(t))
+        after = descend(w, seen, self.data[client], self.trained(t), lr=self.lr)
         return {n: after[n] for n in self.trained(t)}
 
     def server(self, t, uploads, p):
@@ -266,6 +267,31 @@ class LoRAA2(FedIT):
                 factor[(slice(None), slots) if t % 2 == 0 else slots] = sent[name]
                 filled[c][name] = factor
         self.state = self.state | mean(filled, p)
+
+
+class FedRotLoRA(Whole):
+    """FedIT whose clients send R^T A and B R. The rotation R* maximises tr(R*^T M), M = A_i A^T in odd rounds and
+    B_i^T B in even ones, A and B being the broadcast; R is the rotation nearest to (1 - strength) I + strength R*. The
+    first round turns nothing."""
+
+    rounds = 6
+    lr = 0.4  # one of the nearest orthogonal matrices would be a reflection
+
+    def train(self, t, client, w, seen):
+        sent, strength = super().train(t, client, w, seen), self.fields["strength"]
+        for m in SHAPES if t > 0 else ():
+            a, b = sent[f"{m}.A"], sent[f"{m}.B"]
+            best = self.rotation(a @ seen[f"{m}.A"].T if t % 2 == 1 else b.T @ seen[f"{m}.B"])
+            r = self.rotation((1 - strength) * np.eye(RANK) + strength * best)
+            sent |= named(m, {"A": r.T @ a, "B": b @ r})
+        return sent
+
+    def rotation(self, m):
+        """The polar factor of M; the sign of the smallest singular value is turned if M has a negative determinant."""
+        u, sigma, vt = np.linalg.svd(m)
+        u[:, -1] *= np.sign(np.linalg.det(u) * np.linalg.det(vt))
+        assert sigma[-2] + np.sign(np.linalg.det(m)) * sigma[-1] > 1e-3 * sigma[0], sigma  # unique
+        return u @ vt
 
 
 class FedLoRU(Whole):

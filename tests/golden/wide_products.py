@@ -29,9 +29,12 @@ class FlexLoRA(FedIT):
         after = descend(w, seen, self.data[client], self.trained(t), ratio=self.ratio(client))
         return {n: after[n] * (self.ratio(client) if n in names("B") else 1.0) for n in self.trained(t)}
 
+    def product(self, uploads, p, m):
+        return products(uploads, p, m)
+
     def server(self, t, uploads, p):
         for m in SHAPES:
-            u, sigma, vt = svd(products(uploads, p, m))
+            u, sigma, vt = svd(self.product(uploads, p, m))
             a, b = self.state[f"{m}.A"].copy(), np.zeros((SHAPES[m][0], RANK))
             a[: len(sigma)], b[:, : len(sigma)] = np.sqrt(sigma)[:, None] * vt, u * np.sqrt(sigma)
             self.state = self.state | named(m, {"A": a, "B": b})
@@ -43,6 +46,40 @@ class FedHM(FlexLoRA):
 
     def ratio(self, client):
         return 1.0
+
+
+class RaFLoRA(FedHM):
+    """FedHM, but each slot's product B_k[:, i] A_k[i] is averaged over the clients of the round whose rank reaches it,
+    their weights scaled to a sum of 1. The slots beyond all of them stay the server's."""
+
+    def product(self, uploads, p, m):
+        a, b = self.state[f"{m}.A"], self.state[f"{m}.B"]
+        total = np.zeros(SHAPES[m])
+        for i in range(RANK):
+            sent = {c: np.outer(t[f"{m}.B"][:, i], t[f"{m}.A"][i]) for c, t in uploads.items() if RANKS[c] > i}
+            mass = sum(p[c] for c in sent)
+            total = total + (sum(p[c] / mass * part for c, part in sent.items()) if sent else np.outer(b[:, i], a[i]))
+        return total
+
+
+class FedMomentum(FedHM):
+    """FedHM, and what the truncations drop is added up and goes to the base, times s, after every tau-th round. Until
+    then it is no part of the model."""
+
+    ranked = False
+
+    def start(self):
+        self.pending = {m: np.zeros(shape) for m, shape in SHAPES.items()}
+        return super().start()
+
+    def server(self, t, uploads, p):
+        super().server(t, uploads, p)
+        for m in SHAPES:
+            rest = self.product(uploads, p, m) - self.state[f"{m}.B"] @ self.state[f"{m}.A"]
+            self.pending[m] = self.pending[m] + rest
+            if (t + 1) % self.fields["tau"] == 0:
+                self.base[m] = self.base[m] + SCALES[m] * self.pending[m]
+                self.pending[m] = np.zeros(SHAPES[m])
 
 
 class FLoRA(FlexLoRA):
