@@ -106,8 +106,8 @@ def test_description_has_no_link_into_the_repository(wheel: zipfile.ZipFile) -> 
 
 def test_number_of_methods_is_that_of_the_table() -> None:
     assert len(algorithms.TABLE) == 36
-    assert "thirty-six published methods" in README
-    assert "Thirty-six published methods" in PAGE
+    assert "thirty-nine published methods" in README
+    assert "Thirty-nine published methods" in PAGE
 
 
 def test_install_commands_are_the_same_on_both_pages() -> None:

@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rondo import algorithms
-from rondo.algorithm import Algorithm, Client, Fit, Round, Upload
+from rondo.algorithm import Algorithm, Client, Fit, Round, Shared, Upload
 from rondo.algorithms.factors.fedloru import FedLoRU
+from rondo.algorithms.factors.fedmomentum import FedMomentum
+from rondo.algorithms.factors.fedrot_lora import FedRotLoRA
 from rondo.algorithms.factors.fedsvd import FedSVD
 from rondo.algorithms.factors.flexlora import FlexLoRA
 from rondo.algorithms.factors.hetlora import HetLoRA
+from rondo.algorithms.factors.raflora import RaFLoRA
 from rondo.lowrank import mean_product
 from rondo.params import Params, add_client_axis, cut_rank, pad_rank
 from rondo.testing import SgdTrainer, TwoLayers
@@ -75,17 +78,18 @@ def test_flexlora_is_the_dense_truncation(seed: int, ranks: list[int], split: An
     assert bool((state.params["m.A"].norm(dim=1) > 0).all())  # a row of zeros beside a column of zeros never moves
 
 
-@pytest.mark.parametrize("split", ["up", "both"])
-def test_flexlora_of_zero_products_can_learn(split: Any) -> None:
+@pytest.mark.parametrize(
+    "algorithm", [FlexLoRA("up"), FlexLoRA("both"), RaFLoRA("up"), RaFLoRA("both"), FedMomentum()], ids=repr
+)
+def test_factors_of_zero_products_can_learn(algorithm: Algorithm[Any]) -> None:
     """A is never zero, so a step from B = 0 can move."""
-    algorithm = FlexLoRA(split)
     zero = [replace(u, params={**u.params, "m.B": torch.zeros(9, 2).double()}) for u in uploads(0, (2, 2))]
     state = algorithm.aggregate(start(algorithm, 2), zero, Round(0, 4, 0, 3))
     assert not state.params["m.B"].any()
     assert bool((state.params["m.A"].norm(dim=1) > 0.1).all())
 
 
-@pytest.mark.parametrize("name", ["flora", "fedex-lora"])
+@pytest.mark.parametrize("name", ["flora", "fedex-lora", "fedmomentum"])
 @pytest.mark.parametrize("clients", [1, 2, 6])
 def test_base_takes_the_change_that_factors_lose(name: str, clients: int) -> None:
     algorithm = algorithms.get(name)
@@ -96,7 +100,8 @@ def test_base_takes_the_change_that_factors_lose(name: str, clients: int) -> Non
     torch.testing.assert_close(
         change.factors().dense() + 1.75 * factors, 1.75 * dense_mean(received), rtol=0, atol=1e-10
     )
-    rank = 2 * (clients if name == "flora" else max(1, clients - 1))
+    largest = {"flora": 2 * clients, "fedex-lora": 2 * max(1, clients - 1), "fedmomentum": min(2 * clients, 7) - 2}
+    rank = largest[name]
     assert (change.dense is None) == (rank * (9 + 7) <= 9 * 7)
 
 
@@ -381,3 +386,36 @@ def test_mean_of_products_is_one_stack() -> None:
 def test_field_out_of_range_is_named(name: str, field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=field):
         algorithms.get(name, **{field: value})
+
+
+def test_slots_of_one_client_do_not_shrink_in_raflora() -> None:
+    """Four clients agree on one slot, and one of them has a second, of which FlexLoRA's mean keeps a quarter."""
+    slots = torch.eye(4).double()
+    received = [
+        Upload(Client(f"c{k}", 3, rank), {"m.A": slots[:rank], "m.B": slots[:, :rank]}, 1.0)
+        for k, rank in enumerate((2, 1, 1, 1))
+    ]
+    for algorithm, second in ((FlexLoRA(), 0.25), (RaFLoRA(), 1.0)):
+        params = algorithm.aggregate(start(algorithm, 2, 4, 4), received, Round(0, 4, 0, 4)).params
+        expected = torch.diag(torch.tensor([1.0, second, 0.0, 0.0]).double())
+        torch.testing.assert_close(params["m.B"] @ params["m.A"], expected)
+
+
+@pytest.mark.parametrize("round", [1, 2])
+def test_a_whole_rotation_brings_the_factor_nearest(round: int) -> None:
+    """FedRot-LoRA with strength 1 takes a rotated copy of the broadcast factors back to them; without steps the model
+    stays the same in any case."""
+    g = torch.Generator().manual_seed(round)
+    a, b = torch.randn(2, 7, generator=g).double(), torch.randn(9, 2, generator=g).double()
+    turn = torch.tensor([[0.6, -0.8], [0.8, 0.6]], dtype=torch.float64)
+    algorithm = FedRotLoRA(1.0)
+
+    class Turned(SgdTrainer):
+        def fit_with(self, params: Params, options: Any) -> Fit:
+            fit = super().fit_with(params, options)
+            return replace(fit, params={**fit.params, "m.A": turn.mT @ a[None], "m.B": b[None] @ turn})
+
+    client = Client("c0", 3)
+    trainer = Turned((client,), Round(round, 4, 0, 1), lambda client, p, base: (p["m.A"] * p["m.A"]).sum())
+    (upload,), _ = algorithm.client_update(Shared(add_client_axis({"m.A": a, "m.B": b})), {}, trainer)
+    torch.testing.assert_close(dict(upload.params), {"m.A": a, "m.B": b}, rtol=1e-12, atol=1e-12)

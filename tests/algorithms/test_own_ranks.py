@@ -39,7 +39,7 @@ RANK_2 = pytest.mark.parametrize("rank", [pytest.param(1, marks=pytest.mark.slow
 
 @RANK_2
 @pytest.mark.parametrize(
-    "name", every_method(["lora-a2", "mfedloru", "fedhm", "flexlora", "fedit"], ["lora-a2", "fedhm"])
+    "name", every_method(["lora-a2", "mfedloru", "fedhm", "flexlora", "raflora", "fedit"], ["lora-a2", "fedhm"])
 )
 @pytest.mark.parametrize("law", [n for n in LAWS if n not in ("consensus", "zero steps", "exactness", "raw sum")])
 @pytest.mark.sweep(4)

@@ -35,6 +35,9 @@ TRAITS: Mapping[str, Traits] = {
     "rondo.algorithms.factors.lora_a2:LoRAA2": Traits(
         exact=True, default_head="frozen", client_ranks=True, varying_shapes=True
     ),
+    "rondo.algorithms.factors.fedrot_lora:FedRotLoRA": Traits(exact=False),
+    "rondo.algorithms.factors.raflora:RaFLoRA": Traits(exact=False, client_ranks=True, same_coordinates=False),
+    "rondo.algorithms.factors.fedmomentum:FedMomentum": Traits(exact=True, same_coordinates=False),
     "rondo.algorithms.whole.fedavg:FedAvg": Traits(exact=True, needs_factors=False),
     "rondo.algorithms.whole.fedprox:FedProx": Traits(exact=True, needs_factors=False),
     "rondo.algorithms.whole.fedper:FedPer": Traits(
@@ -82,6 +85,8 @@ NOT_LINEAR = frozenset(
         "rondo.algorithms.factors.fedex_lora:FedExLoRA",
         "rondo.algorithms.factors.lora_fair:LoRAFAIR",
         "rondo.algorithms.factors.fedhm:FedHM",
+        "rondo.algorithms.factors.raflora:RaFLoRA",
+        "rondo.algorithms.factors.fedmomentum:FedMomentum",
     }
 )
 """Their servers work on single uploads."""
@@ -153,6 +158,9 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
         "units": Literal["scale", "weight"],
     },
     "rondo.algorithms.factors.lora_a2:LoRAA2": {"lr_ratio": float},
+    "rondo.algorithms.factors.fedrot_lora:FedRotLoRA": {"strength": float},
+    "rondo.algorithms.factors.raflora:RaFLoRA": {"split": Literal["up", "both"]},
+    "rondo.algorithms.factors.fedmomentum:FedMomentum": {"tau": int},
     "rondo.algorithms.whole.fedprox:FedProx": {"mu": float},
     "rondo.algorithms.whole.fedrep:FedRep": {
         "head_epochs": int,

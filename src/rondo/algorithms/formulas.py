@@ -124,6 +124,12 @@ def accumulated(r: int, i: int, o: int, t: int, k: int, tau: int = 10, restart: 
     return factors + (_chunk(r, i, o) if t % tau == 0 and t > 0 else 0)
 
 
+def remainder(r: int, i: int, o: int, t: int, k: int, tau: int = 1) -> int:
+    """The factors and, after every ``tau`` rounds, what ``tau`` mean products have beyond them."""
+    rest = tau * (min(k * r, i, o) - r)
+    return r * (i + o) + (_chunk(rest, i, o) if t % tau == 0 and t > 0 else 0)
+
+
 def turned(r: int, i: int, o: int, t: int, k: int, period: int = 1) -> int:
     """B, and A too after every ``period`` rounds."""
     return r * (i + o if t % period == 0 else o)
