@@ -113,6 +113,7 @@ def test_gradient_of_one_row_in_a_pass_over_all(plan: Plan, request_: Request, t
     [
         ({"weight_decay": 1.0}, {}),
         ({"weight_decay": 0.9, "optimizer": "adamw"}, {}),
+        ({"weight_decay": 0.09, "lr_ratio": 10.0}, {}),
         ({}, {"name": "fedprox", "mu": 1.0}),
     ],
 )

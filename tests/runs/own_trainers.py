@@ -53,3 +53,16 @@ def diverging(local: Any) -> None:
     for parameter in local.model.parameters():
         if parameter.requires_grad and local.client == "client-0":
             parameter.data.fill_(torch.nan)
+
+
+def loraplus(local: Any) -> None:
+    """One step by PEFT's optimizer of LoRA+ on the examples of a language model."""
+    from peft.optimizers import create_loraplus_optimizer
+
+    optimizer = create_loraplus_optimizer(
+        local.model, torch.optim.SGD, lr=local.lr, loraplus_lr_ratio=local.settings.lr_ratio
+    )
+    inputs, targets = local.task.collate(local.examples)
+    sums, counts = local.task.loss(local.model(**inputs).logits, targets)
+    (sums.sum() / counts.sum()).backward()
+    optimizer.step()

@@ -79,22 +79,58 @@ def test_transformers_trainer_is_rondos_own_to_rounding(method: str, config: dic
     assert [r[2] for r in ours] == pytest.approx([r[2] for r in theirs], abs=0.01)
 
 
-@pytest.mark.slow
-def test_language_model_is_trained_with_its_output_layer(config: dict[str, Any], tmp_path: Path) -> None:
-    """Rondo's own trainer computes the logits of targets alone, as a part of the loss."""
+@pytest.fixture
+def language(config: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """A language model without dropout, trained on prompts and answers."""
     gpt2 = save_tiny_gpt2(tmp_path / "gpt2")
     content = json.loads((gpt2 / "config.json").read_text())
     (gpt2 / "config.json").write_text(json.dumps({**content, **dict.fromkeys(DROPOUTS, 0.0)}))
     task = {"kind": "causal-lm", "prompt": "first", "response": "second", "max_length": 32}
-    config = {
-        **changed(config, model={"name": str(gpt2)}, adapter={"target_modules": ["c_attn", "c_proj"]}),
-        "task": task,
-    }
+    config = changed(config, model={"name": str(gpt2)}, adapter={"target_modules": ["c_attn", "c_proj"]})
+    return {**config, "task": task}
+
+
+@pytest.mark.slow
+def test_language_model_is_trained_with_its_output_layer(language: dict[str, Any], tmp_path: Path) -> None:
+    """Rondo's own trainer computes the logits of targets alone, as a part of the loss."""
     results = [
-        rondo.run(changed(config, train={"trainer": name}), run_dir=tmp_path / str(name), device="cpu")
+        rondo.run(changed(language, train={"trainer": name}), run_dir=tmp_path / str(name), device="cpu")
         for name in (None, "transformers")
     ]
     assert difference(results) < 2e-5
+
+
+def test_ratio_of_rates_is_that_of_pefts_optimizer(language: dict[str, Any], tmp_path: Path) -> None:
+    """LoRA+ of Rondo's own trainer and of the ready-made one, beside PEFT's; A moves in the second round."""
+    own = {"optimizer": "sgd", "local_epochs": 1, "max_grad_norm": 0.0, "lr": 0.05, "lr_ratio": 16.0}
+    theirs, *ours = (
+        rondo.run(changed(language, train={**own, "trainer": name}), run_dir=tmp_path / str(number), device="cpu")
+        for number, name in enumerate(("own_trainers:loraplus", None, "transformers"))
+    )
+    assert max(difference([theirs, one]) for one in ours) < 1e-6
+    equal = changed(language, train={**own, "trainer": None, "lr_ratio": 1.0})
+    assert difference([theirs, rondo.run(equal, run_dir=tmp_path / "equal", device="cpu")]) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("reason", "change"),
+    [
+        ("clients of florg train another matrix", {"algorithm": {"name": "florg"}}),
+        ("a ratio of its own, algorithm.lr_ratio", {"algorithm": {"name": "lora-a2"}}),
+        ("no factors are trained", {"train": {"what": "head"}, "adapter": None, "algorithm": {"name": "fedavg"}}),
+    ],
+)
+def test_ratio_without_both_factors_is_refused(reason: str, change: dict[str, Any], config: dict[str, Any]) -> None:
+    config = changed(changed(config, train={"trainer": None, "lr_ratio": 4.0}), **change)
+    with pytest.raises(rondo.ConfigError, match=rf"train\.lr_ratio: .*{reason}.*: remove it"):
+        load({name: section for name, section in config.items() if section is not None})
+
+
+def test_ratio_is_refused_where_a_movement_is_read_as_a_gradient(config: dict[str, Any], tmp_path: Path) -> None:
+    train = {"trainer": None, "lr_ratio": 4.0, "optimizer": "sgd", "max_grad_norm": 0}
+    config = changed(config, algorithm={"name": "scaffold", "option": "II"}, train=train)
+    with pytest.raises(rondo.ConfigError, match=r"train\.lr_ratio: .*sum of its gradients only at one learning rate"):
+        rondo.run(config, run_dir=tmp_path / "run", device="cpu")
 
 
 def test_own_steps_are_rondos_own_steps(config: dict[str, Any], tmp_path: Path) -> None:

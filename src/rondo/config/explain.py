@@ -134,6 +134,7 @@ def unknown_key(loc: list[str], schema: type[BaseModel]) -> str:
 _KEYS = {
     "learning_rate": "train.lr",
     "per_device_train_batch_size": "train.batch_size",
+    "loraplus_lr_ratio": "train.lr_ratio",
     "train_batch_size": "train.batch_size",
     "micro_batch_size": "train.micro_batch",
     "per_device_eval_batch_size": "evaluation.batch_size",
@@ -178,10 +179,7 @@ _NONE = {
     "logging_steps": "every round is recorded",
     "output_dir": "the folder of a run is named by --run-dir, or by run(run_dir=...)",
     "resume_from_checkpoint": "a stopped run goes on by rondo resume RUN_DIR",
-    **dict.fromkeys(
-        ("loraplus_lr_ratio", "loraplus_lr_embedding"),
-        "both factors of a layer have one learning rate (LoRA+ has two); ffa-lora trains one factor alone",
-    ),
+    "loraplus_lr_embedding": "embeddings have no factors",
     **dict.fromkeys(
         ("async", "asynchronous", "async_aggregation", "staleness", "max_staleness", "buffer_size"),
         "a round combines the uploads of one model, so that its result does not depend on the order of their arrival",

@@ -200,6 +200,8 @@ class TrainConfig(Section):
     """Optimizer; every local training starts with a fresh one."""
     lr: Annotated[float, Field(gt=0)] = 1e-3
     """Learning rate."""
+    lr_ratio: Annotated[float, Field(gt=0)] = 1.0
+    """Learning rate of B over that of A and of the head, above 1 in LoRA+."""
     momentum: Fraction = 0.0
     """Momentum of sgd."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from rondo.config.schema import TrainConfig
+from rondo.engine.client.optimizer import optimizer
 from rondo.models.networks.call import output_of
 from rondo.tasks.row_checks import Row
 from rondo.tasks.task import Example, Task
@@ -45,7 +46,7 @@ class LocalTraining:
     """Passes over the rows; None where ``steps`` says how long to train."""
     steps: int | None
     lr: float
-    """The learning rate of this round."""
+    """The learning rate of this round; that of B is ``settings.lr_ratio`` times it."""
     seed: int
     """Below 2**31. The generators of Python, NumPy and torch are seeded with it already."""
     settings: TrainConfig
@@ -69,7 +70,7 @@ def transformers(local: LocalTraining, collator: Collator | None = None) -> floa
     ``collator``: makes of a list of ``local.rows`` the arguments of the model, labels included; the loss is then the
     model's own. Left out, batches and loss are those of the run's task.
 
-    Of ``[train]`` it uses ``batch_size``, ``optimizer``, ``momentum``, ``weight_decay`` and
+    Of ``[train]`` it uses ``batch_size``, ``optimizer``, ``momentum``, ``weight_decay``, ``lr_ratio`` and
     ``max_grad_norm``. Unlike Rondo's own trainer it puts the base into training mode, so the base's dropout acts.
 
     >>> def train(local):  # [train] trainer = "my_module:train"
@@ -123,7 +124,5 @@ def transformers(local: LocalTraining, collator: Collator | None = None) -> floa
 
 def _optimizer(local: LocalTraining) -> torch.optim.Optimizer:
     """The optimizer of Rondo's own trainer."""
-    settings, trained = local.settings, [p for p in local.model.parameters() if p.requires_grad]
-    if settings.optimizer == "adamw":
-        return torch.optim.AdamW(trained, lr=local.lr, weight_decay=settings.weight_decay)
-    return torch.optim.SGD(trained, lr=local.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
+    trained = {name: p for name, p in local.model.named_parameters() if p.requires_grad}
+    return optimizer(local.settings, trained, local.lr, is_up=lambda name: ".lora_B." in name)

@@ -61,9 +61,21 @@ def _train_checks(config: RunConfig) -> Iterator[Problem]:
         yield Problem("train.local_steps", "set local_steps or local_epochs, not both")
     if train.momentum and train.optimizer != "sgd":
         yield Problem("train.momentum", f"only sgd has momentum, not {train.optimizer}: remove one of the two")
+    if train.lr_ratio != 1 and (reason := _no_ratio(config)) is not None:
+        yield Problem("train.lr_ratio", f"{reason}: remove it")
     if train.warmup_rounds >= config.rounds:
         message = f"must be below rounds = {config.rounds}, or nothing follows the warm-up: lower it or raise rounds"
         yield Problem("train.warmup_rounds", message)
+
+
+def _no_ratio(config: RunConfig) -> str | None:
+    """The reason why no factor has a learning rate of its own, if there is one."""
+    name = config.algorithm.name
+    if not config.has_factors:
+        return "it is B's learning rate over A's, and no factors are trained"
+    if name in ("fed-sb", "florg", "florg-unaligned"):
+        return f"it is B's learning rate over A's, and clients of {name} train another matrix"
+    return "the method has a ratio of its own, algorithm.lr_ratio" if name == "lora-a2" else None
 
 
 def _partition_checks(config: RunConfig, own_data: bool) -> Iterator[Problem]:

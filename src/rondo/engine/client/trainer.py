@@ -33,13 +33,14 @@ from rondo.algorithm import (
 from rondo.config.schema import ClientsConfig, TrainConfig
 from rondo.engine.client.flops import Flops
 from rondo.engine.client.least_squares import minimiser
+from rondo.engine.client.optimizer import optimizer
 from rondo.engine.client.plain_step import Part, PlainSteps, mean_loss, split
 from rondo.errors import ConfigError, StopRequested
 from rondo.models.networks.network import Base, Network
 from rondo.models.networks.rows import Rows, to_device
 from rondo.models.shortcuts.head_inputs import HeadInputs, head_inputs
 from rondo.models.shortcuts.prefix import Prefix, States
-from rondo.params import Params, Select, buffer, client_row, head, pick
+from rondo.params import Params, Role, Select, buffer, client_row, head, pick, up
 from rondo.privacy.guarantee import Guarantee
 from rondo.privacy.mechanism.draws import Draws
 from rondo.privacy.steps.private_step import PrivateSteps
@@ -48,6 +49,9 @@ from rondo.tasks.task import Batch, Example, Task
 
 Spend: TypeAlias = Callable[[Client, Draws, int], None]
 """Counts private steps of a client before they are taken."""
+
+_ups = up | Select(frozenset({Role.PERSONAL_UP}))
+"""B of every pair of factors."""
 
 
 @dataclass
@@ -145,15 +149,15 @@ class CohortTrainer(Trainer):
     ) -> Steps[Any]:
         """The steps of fit number ``stream`` in this round. ``kept``: see :meth:`_loss`."""
         config, clients, attempt = self.config, self.clients, self.round.attempt_generator
-        leaves = list(trained.values())
-        # Without leaves a fit is forward passes, which update statistics.
-        optimizer = self._optimizer(leaves, self.lr if options.lr is None else options.lr) if leaves else None
+        lr = self.lr if options.lr is None else options.lr
+        # Without tensors to train a fit is forward passes, which update statistics.
+        stepping = optimizer(config, trained, lr, is_up=_ups) if trained else None
 
         def loss(batch: Sequence[Sequence[Example]], chances: Sequence[Chance]) -> Loss:
             self._parted = None
             return self._loss(batch, chances, kept)
 
-        training = Training(trained, used, options.objective, optimizer, loss)
+        training = Training(trained, used, options.objective, stepping, loss)
         if self.promise is None:
             streams = [attempt("data", c.id, stream) for c in clients]
             chances = [Chance(attempt("dropout", c.id, stream), attempt("augment", c.id, stream)) for c in clients]
@@ -230,12 +234,6 @@ class CohortTrainer(Trainer):
     def operations(self, index: int) -> int | None:
         """Operations of the training so far of the client at place ``index`` in the cohort; None if not counted."""
         return None if self.flops is None else self._operations[index]
-
-    def _optimizer(self, tensors: list[Tensor], lr: float) -> torch.optim.Optimizer:
-        config = self.config
-        if config.optimizer == "adamw":
-            return torch.optim.AdamW(tensors, lr=lr, weight_decay=config.weight_decay)
-        return torch.optim.SGD(tensors, lr=lr, momentum=config.momentum, weight_decay=config.weight_decay)
 
     def _loss(
         self,

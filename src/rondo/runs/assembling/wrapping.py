@@ -146,6 +146,8 @@ def _not_plain_sgd(config: RunConfig) -> Iterator[Problem]:
         yield Problem("train.optimizer", f'{why} with sgd; set it to "sgd", {otherwise}')
     elif train.momentum > 0:
         yield Problem("train.momentum", f"{why} without momentum; set it to 0, {otherwise}")
+    if train.lr_ratio != 1:
+        yield Problem("train.lr_ratio", f"{why} at one learning rate; remove it, {otherwise}")
     if train.max_grad_norm > 0:
         yield Problem("train.max_grad_norm", f"{why} where their norm has no limit; set it to 0, {otherwise}")
 
@@ -159,6 +161,8 @@ def _no_gradient_step(config: RunConfig) -> Iterator[Problem]:
     for key in ("momentum", "weight_decay", "max_grad_norm"):
         if getattr(train, key) > 0:
             yield Problem(f"train.{key}", f"{why} and nothing else: set it to 0")
+    if train.lr_ratio != 1:
+        yield Problem("train.lr_ratio", f"{why} at one learning rate: remove it")
     rows = config.problem.rows
     if data_source(config) == LINEAR and train.batch_size < rows:
         yield Problem("train.batch_size", f"{why} on all rows of a client, {rows}: raise it to {rows}")

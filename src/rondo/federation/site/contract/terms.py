@@ -68,7 +68,8 @@ def of_plan(plan: Plan, config: RunConfig, contract: Contract, own_model: str | 
         yield Term("rank", str(rank), f"{training.largest_rank} at most", rank <= training.largest_rank)
     yield from map(_pattern, _patterns(config))
     # A step that shrinks what is trained, or pulls it back, forgets the steps before it: the last one's rows are left.
-    decay = config.train.lr * (config.train.weight_decay + float(config.algorithm.fields.get("mu") or 0.0))
+    largest = config.train.lr * max(1.0, config.train.lr_ratio)
+    decay = largest * (config.train.weight_decay + float(config.algorithm.fields.get("mu") or 0.0))
     yield Term("decay per step", f"{decay:.3g}", f"{_MOST_DECAY:g} at most", decay <= _MOST_DECAY)
     per_round = config.clients.per_round
     clients = "all" if per_round is None else str(per_round)
