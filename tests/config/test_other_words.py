@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pytest
+import transformers
 
 from rondo.config import load
-from rondo.config.explain import WORDS, unknown, unknown_key
+from rondo.config.explain import unknown, unknown_key
+from rondo.config.rules.other_words import WORDS
 from rondo.config.schema import FileConfig
 from rondo.errors import ConfigError
 
@@ -16,7 +19,7 @@ from rondo.errors import ConfigError
 def test_keys_that_an_answer_names_exist(word: str) -> None:
     message = unknown_key(["train", word], FileConfig)
     assert "known here" not in message
-    named = re.findall(r"\b(?:train|task|model|adapter|evaluation)\.[a-z_]+", message)
+    named = re.findall(r"\b(?:train|task|model|adapter|evaluation)\.[a-z_]+|\bseed(?=,)", message)
     assert named or "Rondo has none, because" in message
     assert [key for key in named if unknown(key.split(".")) is not None] == []
 
@@ -24,6 +27,17 @@ def test_keys_that_an_answer_names_exist(word: str) -> None:
 def test_word_of_another_trainer_is_answered_by_the_key() -> None:
     assert unknown_key(["num_train_epochs"], FileConfig).endswith("train.local_epochs in a round, and rounds")
     assert unknown_key(["adapter", "lora_r"], FileConfig).endswith("adapter.r")
+
+
+def test_every_key_of_transformers_trainer_is_taken_or_explained() -> None:
+    theirs = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
+    assert len(theirs) > 100
+    assert theirs - WORDS == set()
+
+
+def test_every_key_of_trls_supervised_trainer_is_taken_or_explained() -> None:
+    trl = pytest.importorskip("trl")
+    assert {field.name for field in dataclasses.fields(trl.SFTConfig)} - WORDS == set()
 
 
 def test_four_bits_are_nf4() -> None:

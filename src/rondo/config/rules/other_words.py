@@ -1,0 +1,145 @@
+"""Words of other trainers (transformers, TRL, axolotl, bitsandbytes): Rondo's own word, or why there is none."""
+
+from __future__ import annotations
+
+_KEYS = {
+    "learning_rate": "train.lr",
+    "loraplus_lr_ratio": "train.lr_ratio",
+    **{word: f"train.{word}" for word in ("weight_decay", "max_grad_norm", "packing")},
+    **dict.fromkeys(("per_device_train_batch_size", "train_batch_size"), "train.batch_size"),
+    "micro_batch_size": "train.micro_batch",
+    **dict.fromkeys(
+        ("per_device_eval_batch_size", "eval_batch_size", "eval_accumulation_steps", "eval_packing"),
+        "evaluation.batch_size",
+    ),
+    "gradient_accumulation_steps": "train.micro_batch, the rows in memory at a time, where train.batch_size is whole",
+    "auto_find_batch_size": 'train.batch_size, and simulation.cohort = "auto" finds how many clients fit',
+    **dict.fromkeys(("num_train_epochs", "num_epochs"), "train.local_epochs in a round, and rounds"),
+    "max_steps": "train.local_steps in a round, and rounds",
+    "optim": "train.optimizer",
+    **dict.fromkeys(("lr_scheduler_type", "lr_scheduler"), "train.schedule"),
+    **dict.fromkeys(("warmup_steps", "warmup_ratio"), "train.warmup_rounds, in rounds"),
+    **dict.fromkeys(
+        ("gradient_checkpointing", "activation_checkpointing", "activation_offloading"), "train.checkpointing"
+    ),
+    **dict.fromkeys(
+        ("group_by_length", "train_sampling_strategy", "length_column_name"), "train.length_grouping, by tokens"
+    ),
+    **dict.fromkeys(("sample_packing", "packing_strategy", "padding_free"), "train.packing"),
+    **dict.fromkeys(("max_length", "max_seq_length", "max_seq_len", "sequence_len"), "task.max_length"),
+    "truncation_mode": "task.max_length, to which rows are cut at their end",
+    "dataset_text_field": "task.text",
+    **dict.fromkeys(
+        ("completion_only_loss", "assistant_only_loss"),
+        "task.prompt with task.response, or task.messages, whose answers alone are learned; all of task.text is",
+    ),
+    "chat_template_path": "task.chat_template",
+    **dict.fromkeys(("label_names", "remove_unused_columns"), "task.label, and columns that no key names are left out"),
+    **dict.fromkeys(("model_name_or_path", "base_model"), "model.name"),
+    "model_init_kwargs": "model.name, model.revision and model.quantization",
+    **dict.fromkeys(("lora_r", "lora_rank"), "adapter.r"),
+    "lora_target_modules": "adapter.target_modules",
+    **dict.fromkeys(("gptq", "awq", "quantization_config"), 'model.quantization = "nf4" or "int8", of plain weights'),
+    **dict.fromkeys(("load_in_4bit", "int4"), 'model.quantization = "nf4"'),
+    **dict.fromkeys(("load_in_8bit", "int8"), 'model.quantization = "int8"'),
+    **dict.fromkeys(
+        ("eval_steps", "eval_strategy", "evaluation_strategy", "eval_delay", "do_eval"), "evaluation.every, in rounds"
+    ),
+    "early_stopping_patience": "evaluation.patience",
+    **dict.fromkeys(
+        ("metric_for_best_model", "load_best_model_at_end", "greater_is_better"),
+        "task.metric, whose best round is the folder adapter-best",
+    ),
+    **dict.fromkeys(
+        ("fp16", "bf16", "tf32", "fp16_full_eval", "bf16_full_eval"), 'train.precision = "fast" or "exact"'
+    ),
+    **dict.fromkeys(("seed", "data_seed"), "seed, above all sections"),
+}
+"""Keys to write in place of a word."""
+
+_ONE_DEVICE = (
+    *("fsdp", "fsdp_config", "deepspeed", "parallelism_config", "accelerator_config", "local_rank"),
+    *("ddp_backend", "ddp_broadcast_buffers", "ddp_bucket_cap_mb", "ddp_find_unused_parameters", "ddp_static_graph"),
+    *("ddp_timeout", "average_tokens_across_devices", "eval_use_gather_object", "tpu_num_cores"),
+)
+_DATALOADER = (
+    *("dataloader_drop_last", "dataloader_in_order", "dataloader_multiprocessing_context", "dataloader_num_workers"),
+    *("dataloader_persistent_workers", "dataloader_pin_memory", "dataloader_prefetch_factor", "dataset_num_proc"),
+    "dataset_kwargs",
+)
+_SAVED = (
+    *("save_steps", "save_strategy", "save_total_limit", "save_on_each_node", "save_only_model", "save_safetensors"),
+    "enable_jit_checkpoint",
+)
+_TOLD = (
+    *("report_to", "trackio_bucket_id", "trackio_space_id", "trackio_static_space_id", "log_level_replica"),
+    *("log_on_each_node", "log_level", "debug", "disable_tqdm", "include_num_input_tokens_seen", "skip_memory_metrics"),
+)
+_SCORED = (
+    *("include_for_metrics", "prediction_loss_only", "batch_eval_metrics", "eval_do_concat_batches", "eval_on_start"),
+)
+_OF_LOSSES = ("label_smoothing_factor", "loss_type", "neftune_noise_alpha", "router_aux_loss_coef")
+_KERNELS = (
+    *("torch_compile", "torch_compile_backend", "torch_compile_mode", "use_liger_kernel", "liger_kernel_config"),
+    *("torch_empty_cache_steps", "pad_to_multiple_of", "use_cache"),
+    *("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"),
+)
+_NUMBERS = ("adam_beta1", "adam_beta2", "adam_epsilon", "optim_args", "optim_target_modules", "lr_scheduler_kwargs")
+
+_NONE = {
+    **dict.fromkeys(_SAVED, "every round is committed to the disk"),
+    **dict.fromkeys(_TOLD, "a run writes its record to its own folder, and an observer is told of every round"),
+    **dict.fromkeys(
+        ("logging_steps", "logging_strategy", "logging_first_step", "logging_nan_inf_filter"), "every round is recorded"
+    ),
+    **dict.fromkeys(
+        ("output_dir", "overwrite_output_dir", "logging_dir", "run_name", "project"),
+        "the folder of a run is named by --run-dir, or by run(run_dir=...)",
+    ),
+    **dict.fromkeys(
+        ("resume_from_checkpoint", "ignore_data_skip", "restore_callback_states_from_checkpoint"),
+        "a stopped run goes on by rondo resume RUN_DIR, with the bits of one that was not stopped",
+    ),
+    **dict.fromkeys(("do_train", "do_predict"), "rondo run trains, and rondo predict predicts"),
+    **dict.fromkeys(("use_cpu", "no_cuda"), "the device is named by --device, or by run(device=...)"),
+    "full_determinism": "the same seed gives the same bits anyway",
+    "shuffle_dataset": "every pass over the rows has an order of its own",
+    **dict.fromkeys(_ONE_DEVICE, "a model trains on one device"),
+    **dict.fromkeys(_DATALOADER, "rows are read once, and batches made in the process that trains, of all rows"),
+    **dict.fromkeys(_SCORED, "a task has its scores, the first of them before training"),
+    **dict.fromkeys(_OF_LOSSES, "the loss is the task's: another is a class of yours in task.kind, or train.trainer"),
+    **dict.fromkeys(_KERNELS, "Rondo chooses how a model is computed"),
+    **dict.fromkeys(_NUMBERS, "optimizers and schedules have no other numbers: train.trainer takes code of yours"),
+    **dict.fromkeys(("eos_token", "pad_token"), "tokens are those of the tokenizer's own files"),
+    "trust_remote_code": "code that comes with a model is not run",
+    **dict.fromkeys(
+        (
+            *("push_to_hub", "hub_model_id", "hub_strategy", "hub_token", "hub_private_repo", "hub_always_push"),
+            "hub_revision",
+        ),
+        "nothing is sent to a hub: the folder adapter of a run is what PEFT loads",
+    ),
+    "loraplus_lr_embedding": "embeddings have no factors",
+    **dict.fromkeys(
+        ("async", "asynchronous", "async_aggregation", "staleness", "max_staleness", "buffer_size"),
+        "a round combines the uploads of one model, so that its result does not depend on the order of their arrival",
+    ),
+}
+"""The reason why there is no key for a word."""
+
+_VALUES = {"int4": "nf4", "4bit": "nf4", "8bit": "int8"}
+"""Values of ``model.quantization`` in other words."""
+
+WORDS = frozenset({*_KEYS, *_NONE})
+
+
+def other_word(word: str) -> str | None:
+    """The message about a key of another trainer's; None for any other key."""
+    if word in _KEYS:
+        return f"unknown key; another trainer's word: here it is {_KEYS[word]}"
+    return f"unknown key; Rondo has none, because {_NONE[word]}: remove it" if word in _NONE else None
+
+
+def other_value(path: str, value: str) -> str | None:
+    """Rondo's word for ``value`` of the key ``path``; None if ``value`` is no word of another trainer's there."""
+    return _VALUES.get(value) if path == "model.quantization" else None
