@@ -113,13 +113,19 @@ class AdapterConfig(Section):
     """Scale by ``lora_alpha / sqrt(r)``."""
     lora_dropout: Fraction = 0.0
     """Probability of dropout before A."""
-    init_lora_weights: Literal[True, "gaussian", "orthogonal"] = True
-    """Start of the factors; ``true`` is Kaiming-uniform A and B = 0."""
+    init_lora_weights: Literal[True, "gaussian", "orthogonal", "pissa"] = True
+    """Start of the factors; ``true`` is Kaiming-uniform A and B = 0. ``"pissa"`` takes the leading singular directions
+    of each weight, which loses them, so the result has twice the rank; for methods that average factors."""
     start_from: str | None = None
     """Folder of an existing adapter to continue from."""
     from_scratch: bool = False
     """Train the adapted layers from nothing: their frozen weights are zero and both factors random, as in the official
     code of FedLoRU and FedHM. Only for a model without a hub."""
+
+    @property
+    def fresh(self) -> Literal[True, "gaussian", "orthogonal"]:
+        """The start of factors that are drawn."""
+        return True if self.init_lora_weights == "pissa" else self.init_lora_weights
 
 
 class ModelConfig(Section):

@@ -4,13 +4,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, final, get_args
 
-import torch
-
 from rondo.algorithm import Algorithm, BaseState, Client, Round, Shared, Trainer, Upload, Uploads, Weight, weighted_mean
+from rondo.algorithms.parts.principal import principal
 from rondo.algorithms.parts.product_mean import truncated_mean
 from rondo.algorithms.parts.training import trained_uploads
-from rondo.lowrank import LowRank
-from rondo.params import Params, adapted_modules
+from rondo.params import Params
 from rondo.traits import Traits
 
 Aggregation = Literal["factors", "product"]
@@ -54,18 +52,8 @@ class FeDeRA(Algorithm[BaseState]):
         return self.aggregation == "factors"
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> BaseState:
-        new, chunks = dict(params), {}
-        for path in adapted_modules(params):
-            a, b = params[f"{path}.A"], params[f"{path}.B"]
-            scale, rank = weights[path].scale, a.shape[0]
-            u, s, vh = torch.linalg.svd(weights[path].matrix().double(), full_matrices=False)
-            root = (s[:rank] / scale).sqrt()
-            first = LowRank(u[:, :rank] * root, root[:, None] * vh[:rank]).to(a.dtype)
-            chunks[path] = -scale * first
-            if bool(b.any()):  # an adapter that the run starts from
-                chunks[path] += scale * LowRank(b, a)
-            new |= {f"{path}.A": first.down, f"{path}.B": first.up}
-        return BaseState.start(new, weights).with_chunks(chunks)
+        factors, chunks = principal(params, weights)
+        return BaseState.start({**params, **factors}, weights).with_chunks(chunks)
 
     def broadcast(self, state: BaseState, client: Client, round: Round) -> Shared:
         return Shared(state.params, state.base)

@@ -224,22 +224,23 @@ def _rank_checks(config: RunConfig) -> Iterator[Problem]:
     largest = max(map(int, ranks)) if ranks is not None else 0
     if largest > adapter.r and adapter.start_from is None and not adapter.rank_pattern:
         yield Problem("clients.ranks", f"rank {largest} is above adapter.r = {adapter.r}: lower it or raise adapter.r")
-    if adapter.init_lora_weights == "orthogonal":
-        yield from _orthogonal_checks(config)
+    if adapter.init_lora_weights in ("orthogonal", "pissa"):
+        yield from _start_checks(config)
 
 
-def _orthogonal_checks(config: RunConfig) -> Iterator[Problem]:
-    """Orthogonal factors come in pairs whose products cancel, so a rank is even and none may be cut off."""
-    adapter, reason = config.adapter, None
-    odd = [r for r in (adapter.r, *adapter.rank_pattern.values()) if r % 2]
+def _start_checks(config: RunConfig) -> Iterator[Problem]:
+    """Starts with B other than zero: no factor may be cut off. Orthogonal ones come in pairs whose products cancel, so
+    a rank is even."""
+    adapter, start, reason = config.adapter, config.adapter.init_lora_weights, None
+    odd = [r for r in (adapter.r, *adapter.rank_pattern.values()) if r % 2 and start == "orthogonal"]
     if adapter.start_from is not None:
-        reason = "the ranks of the adapter in adapter.start_from may be odd"
+        reason = "the factors are those of adapter.start_from"
     elif odd:
         reason = f"rank {odd[0]} is odd"
     elif config.clients.ranks is not None or config.clients.bytes_budget is not None:
         reason = "a client whose rank is below the run's would not start from the pre-trained model"
     if reason is not None:
-        yield Problem("adapter.init_lora_weights", f"with 'orthogonal', {reason}: take true or 'gaussian'")
+        yield Problem("adapter.init_lora_weights", f"with {start!r}, {reason}: take true or 'gaussian'")
 
 
 def _server_checks(config: RunConfig) -> Iterator[Problem]:

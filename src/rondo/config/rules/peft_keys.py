@@ -50,7 +50,7 @@ NOT_TAKEN = {**_SET_BY_RONDO, **NOT_BUILT, "modules_to_save": _BY_NAME}
 """All keys of PEFT's ``LoraConfig`` that the section ``[adapter]`` does not take."""
 
 _STARTS = {
-    "pissa": f"{_CHANGES_BASE}: algorithm.name = 'federa' starts from singular vectors",
+    "pissa_niter": "take 'pissa', whose decomposition is exact",
     "olora": _CHANGES_BASE,
     "loftq": _CHANGES_BASE,
     "corda": _NEEDS_DATA,
@@ -69,7 +69,7 @@ def not_taken(key: str) -> str | None:
 
 def start_not_taken(value: object) -> str | None:
     """The reason if ``value`` is a start of PEFT's (``init_lora_weights``) that Rondo does not take, else None."""
-    name = "pissa" if isinstance(value, str) and value.startswith("pissa_niter_") else value
+    name = "pissa_niter" if isinstance(value, str) and value.startswith("pissa_niter_") else value
     if name is False:
         return "PEFT has it, Rondo does not: with B other than zero, training would not start from the model"
     return f"PEFT has it, Rondo does not: {_STARTS[name]}" if isinstance(name, str) and name in _STARTS else None

@@ -49,7 +49,7 @@ class Server:
     """Number of rounds aggregated so far."""
 
     def round(self, attempt: int) -> Round:
-        index, start = self.aggregated, self.config.adapter.init_lora_weights
+        index, start = self.aggregated, self.config.adapter.fresh
         return Round(index, self.config.rounds, self.config.seed, len(self.clients), attempt - index, start)
 
     def run_round(self, attempt: int, observer: Observer | None = None) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def first_state(
 ) -> Any:
     """The server's state before the first round. ``initial`` are the tensors that clients train, and ``clients`` is the
     number of clients."""
-    round = Round(0, config.rounds, config.seed, clients, init_lora_weights=config.adapter.init_lora_weights)
+    round = Round(0, config.rounds, config.seed, clients, init_lora_weights=config.adapter.fresh)
     return serialization.canonical(algorithm.init(initial, weights, round))
 
 

@@ -76,7 +76,7 @@ def plan(
     paths = [path for path, _ in module.named_modules() if path]
     if problems := list(unknown_layers(config, paths, _adaptable(module, _head_modules(module, head)))):
         raise ConfigError(problems)
-    options = config.model_dump(exclude={"start_from", "from_scratch"})
+    options = {**config.model_dump(exclude={"start_from", "from_scratch"}), "init_lora_weights": config.fresh}
     if config.target_modules == "all-linear" and not hasattr(module, "config"):  # PEFT knows it for transformers alone
         heads = _head_modules(module, head)
         options["target_modules"] = [

@@ -106,7 +106,7 @@ class Assembly:
 
     def round(self, index: int) -> Round:
         """Round ``index`` of the run, as if no attempt had been skipped."""
-        clients, start = len(self.population.members), self.config.adapter.init_lora_weights
+        clients, start = len(self.population.members), self.config.adapter.fresh
         return Round(index, self.config.rounds, self.config.seed, clients, init_lora_weights=start)
 
     def identity(self) -> dict[str, Any]:

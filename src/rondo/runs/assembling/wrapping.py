@@ -11,6 +11,7 @@ from rondo.algorithms.compatible import Option, refused
 from rondo.algorithms.table import RULES
 from rondo.algorithms.wrappers.compressed import Compressed, Packing, Rounding, TopK
 from rondo.algorithms.wrappers.local import Local
+from rondo.algorithms.wrappers.principal_start import PrincipalStart
 from rondo.algorithms.wrappers.robust import MEANS, Robust
 from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS, ServerOptimizer, ServerStep
 from rondo.algorithms.wrappers.shared_head import SharedHead
@@ -51,6 +52,8 @@ def wrapped(
         message = f"{config.algorithm.name} leaves heads with their clients: remove it, or take another method"
         raise ConfigError.at("model.head", message)
     _must_divide(config, algorithm, policy, initial)
+    if config.adapter.init_lora_weights == "pissa":
+        algorithm = PrincipalStart(algorithm)
     local_buffers = config.model.buffers == "local" and any(map(buffer, initial))
     algorithm = with_policies(algorithm, policy, local_buffers=local_buffers)
     algorithm = compressed(config.compression, algorithm)
