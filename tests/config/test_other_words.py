@@ -40,6 +40,11 @@ def test_every_key_of_trls_supervised_trainer_is_taken_or_explained() -> None:
     assert {field.name for field in dataclasses.fields(trl.SFTConfig)} - WORDS == set()
 
 
+def test_rounding_that_is_not_taken_has_a_reason() -> None:
+    with pytest.raises(ConfigError, match=r"got 'AWQ'; AWQ is rounded beforehand.*: take 'nf4' or 'int8'"):
+        load({"model": {"quantization": "AWQ"}}, check_paths=False)
+
+
 def test_four_bits_are_nf4() -> None:
     with pytest.raises(ConfigError, match=r"model\.quantization: .* got 'int4'; did you mean 'nf4'\?"):
         load({"model": {"quantization": "int4"}}, check_paths=False)

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rondo.config.rules.other_words import other_value, other_word
+from rondo.config.rules.other_words import other_value, other_word, value_not_taken
 from rondo.config.rules.peft_keys import not_taken, start_not_taken
 from rondo.config.schema import FileConfig
 from rondo.errors import Problem
@@ -54,7 +54,8 @@ def explain(error: Any, raw: Mapping[str, Any], schema: type[BaseModel] = FileCo
     if isinstance(node, Mapping) and error["type"] not in ("model_type", "dict_type"):
         return Problem(path, wanted)
     hint = ""
-    if path == "adapter.init_lora_weights" and (reason := start_not_taken(node)):
+    reason = start_not_taken(node) if path == "adapter.init_lora_weights" else value_not_taken(path, node)
+    if reason:
         hint = f"; {reason}"
     elif error["type"] == "literal_error" and isinstance(node, str):
         options = error["ctx"]["expected"].replace(" or ", ", ").replace("'", "").split(", ")

@@ -130,6 +130,11 @@ _NONE = {
 _VALUES = {"int4": "nf4", "4bit": "nf4", "8bit": "int8"}
 """Values of ``model.quantization`` in other words."""
 
+_NOT_ROUNDED = dict.fromkeys(
+    ("gptq", "awq"), "is rounded beforehand, by rows of data, and runs by a package of its own"
+)
+"""Values of ``model.quantization`` that Rondo does not have, with the reason."""
+
 WORDS = frozenset({*_KEYS, *_NONE})
 
 
@@ -138,6 +143,13 @@ def other_word(word: str) -> str | None:
     if word in _KEYS:
         return f"unknown key; another trainer's word: here it is {_KEYS[word]}"
     return f"unknown key; Rondo has none, because {_NONE[word]}: remove it" if word in _NONE else None
+
+
+def value_not_taken(path: str, value: object) -> str | None:
+    """The reason if ``value`` of the key ``path`` is another library's that Rondo does not have, else None."""
+    if path != "model.quantization" or not isinstance(value, str) or value.lower() not in _NOT_ROUNDED:
+        return None
+    return f"{value} {_NOT_ROUNDED[value.lower()]}: take 'nf4' or 'int8', and name the plain weights"
 
 
 def other_value(path: str, value: str) -> str | None:
