@@ -79,6 +79,26 @@ def test_transformers_trainer_is_rondos_own_to_rounding(method: str, config: dic
     assert [r[2] for r in ours] == pytest.approx([r[2] for r in theirs], abs=0.01)
 
 
+def test_answers_differ_in_a_bias_that_changes_nothing(bert: Path, config: dict[str, Any], tmp_path: Path) -> None:
+    """One number is added to the scores of all tokens, so the gradient of the output's bias is zero but for rounding,
+    and AdamW divides it by its own size: each trainer takes steps of the whole rate in a direction of its own."""
+    rows = [{"context": f"{r['text']} end", "question": "was it", "answers": ""} for r in ROWS]
+    place = [
+        {**row, "answers": json.dumps({"text": ["end"], "answer_start": [len(row["context"]) - 3]})} for row in rows
+    ]
+    task = {"kind": "question-answering", "context": "context", "question": "question", "answers": "answers"}
+    config = {**config, "task": {**task, "max_length": 32}}
+    config = changed(config, data={"source": str(write_rows(tmp_path / "asked.csv", place))}, train={"batch_size": 256})
+    one, other = (
+        adapter(rondo.run(changed(config, train={"trainer": name}), run_dir=tmp_path / str(name), device="cpu"))
+        for name in (None, "transformers")
+    )
+    differences = {name: float((one[name] - other[name]).abs().max()) for name in one}
+    bias = next(name for name in differences if name.endswith("qa_outputs.bias"))
+    assert max(value for name, value in differences.items() if name != bias) < 2e-5, differences
+    assert differences[bias] < 0.05
+
+
 @pytest.fixture
 def language(config: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     """A language model without dropout, trained on prompts and answers."""
@@ -90,14 +110,38 @@ def language(config: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     return {**config, "task": task}
 
 
-@pytest.mark.slow
-def test_language_model_is_trained_with_its_output_layer(language: dict[str, Any], tmp_path: Path) -> None:
-    """Rondo's own trainer computes the logits of targets alone, as a part of the loss."""
+@pytest.mark.parametrize("name", ["sft", pytest.param("transformers", marks=pytest.mark.slow)])
+def test_language_model_is_trained_with_its_output_layer(name: str, language: dict[str, Any], tmp_path: Path) -> None:
+    """Rondo's own trainer computes the logits of targets alone, as a part of the loss, and so does TRL's."""
+    if name == "sft":
+        pytest.importorskip("trl")
     results = [
-        rondo.run(changed(language, train={"trainer": name}), run_dir=tmp_path / str(name), device="cpu")
-        for name in (None, "transformers")
+        rondo.run(changed(language, train={"trainer": trainer}), run_dir=tmp_path / str(trainer), device="cpu")
+        for trainer in (None, name)
     ]
     assert difference(results) < 2e-5
+    losses = [[record["loss"] for record in result.history] for result in results]
+    assert losses[0] == pytest.approx(losses[1], abs=0.01)
+
+
+def test_pairs_are_trained_by_trls_trainer(language: dict[str, Any], tmp_path: Path) -> None:
+    """The loss of the first step is log 2, because nothing is learned yet; the last one is below it."""
+    pytest.importorskip("trl")
+    rows = [{"prompt": row["text"], "chosen": " good", "rejected": " bad"} for row in ROWS]
+    task = {**language["task"], "prompt": "prompt", "response": "chosen"}
+    train = {"trainer": "dpo", "local_epochs": 1}
+    config = changed(language, task=task, train=train, data={"source": str(write_rows(tmp_path / "pairs.csv", rows))})
+    losses = [r["loss"] for r in rondo.run(config, run_dir=tmp_path / "run", device="cpu").history if r.get("loss")]
+    assert losses[0] == pytest.approx(0.6931, abs=1e-3)
+    assert losses[-1] < losses[0]
+    with pytest.raises(rondo.ConfigError, match=r"train\.trainer: .*rows lack chosen, prompt, rejected: rename them"):
+        rondo.run(changed(language, train=train), run_dir=tmp_path / "without", device="cpu")
+
+
+def test_trls_trainers_take_language_models_alone(config: dict[str, Any]) -> None:
+    pytest.importorskip("trl")
+    with pytest.raises(rondo.ConfigError, match=r"train\.trainer: 'sft' trains causal-lm alone"):
+        load(changed(config, train={"trainer": "sft"}))
 
 
 def test_ratio_of_rates_is_that_of_pefts_optimizer(language: dict[str, Any], tmp_path: Path) -> None:
@@ -218,7 +262,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "train.what": {"train": {"what": "all"}},
     "train.micro_batch": {"train": {"micro_batch": 2}},
     "train.checkpointing": {"train": {"checkpointing": True}},
-    "model.name": {"model": {"name": "own_network:make"}},
     "model.quantization": {"model": {"quantization": "int8"}},
     "privacy.unit": {
         "privacy": {"adversary": "server", "unit": "example", "clip": 1.0, "noise": 1.0, "delta": 1e-3},

@@ -22,6 +22,7 @@ REQUIREMENTS = {
     "tensorboard": "tensorboard>=2.15",
     "torchao": "torchao>=0.17",
     "trackio": "trackio>=0.43",
+    "trl": "trl>=1.16",
     "wandb": "wandb>=0.31",
 }
 """The requirement that pip takes, by the name that Python imports: those of the extras in pyproject.toml."""

@@ -226,7 +226,8 @@ class TrainConfig(Section):
     """Norm to which each client's gradient is clipped; 0 means no clipping."""
     trainer: Name | None = None
     """A function that trains each client in place of Rondo's own loop: ``package.module:function``, or
-    ``"transformers"`` for transformers' ``Trainer`` (``docs/how-to/your-trainer.md``). Clients train one after the
+    ``"transformers"`` for transformers' ``Trainer``, ``"sft"`` and ``"dpo"`` for TRL's ``SFTTrainer`` and
+    ``DPOTrainer`` (``docs/how-to/your-trainer.md``). Clients train one after the
     other, in float32 and without shortcuts. ``packing``, ``length_grouping`` and ``precision`` are of Rondo's own
     loop."""
     precision: Literal["exact", "fast"] = "fast"

@@ -6,6 +6,7 @@ the mean loss of its steps.
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torch import nn
 
 from rondo.config.schema import TrainConfig
 from rondo.engine.client.optimizer import optimizer
+from rondo.errors import ConfigError
 from rondo.models.networks.call import output_of
 from rondo.tasks.row_checks import Row
 from rondo.tasks.task import Example, Task
@@ -81,7 +83,7 @@ def transformers(local: LocalTraining, collator: Collator | None = None) -> floa
     """
     import transformers as library
 
-    settings, task, augmenting = local.settings, local.task, torch.Generator().manual_seed(local.seed)
+    task, augmenting = local.task, torch.Generator().manual_seed(local.seed)
 
     class OfTask(library.Trainer):  # type: ignore[misc]
         """Its loss is the task's."""
@@ -96,21 +98,7 @@ def transformers(local: LocalTraining, collator: Collator | None = None) -> floa
         return {"inputs": dict(inputs), "targets": dict(targets)}
 
     with tempfile.TemporaryDirectory() as folder:
-        arguments = library.TrainingArguments(
-            output_dir=folder,
-            per_device_train_batch_size=settings.batch_size,
-            num_train_epochs=local.epochs or 1,
-            max_steps=-1 if local.steps is None else local.steps,
-            lr_scheduler_type="constant",
-            max_grad_norm=settings.max_grad_norm,
-            seed=local.seed,
-            use_cpu=local.model.device.type == "cpu",
-            remove_unused_columns=False,
-            save_strategy="no",
-            logging_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-        )
+        arguments = library.TrainingArguments(**_arguments(local, folder), remove_unused_columns=False)
         trainer = (OfTask if collator is None else library.Trainer)(
             model=local.model,
             args=arguments,
@@ -118,8 +106,94 @@ def transformers(local: LocalTraining, collator: Collator | None = None) -> floa
             train_dataset=list(local.examples if collator is None else local.rows),
             optimizers=(_optimizer(local), None),
         )
-        trainer.remove_callback(library.PrinterCallback)
-        return float(trainer.train().training_loss)
+        return _mean_loss(trainer)
+
+
+def sft(local: LocalTraining, rows: Sequence[Row] | None = None, **options: Any) -> float:
+    """Train with TRL's ``SFTTrainer`` (``pip install trl``). Returns the mean loss of the steps.
+
+    ``rows``: rows with TRL's columns: ``messages``, ``prompt`` and ``completion``, or ``text``. Left out, the tokens
+    and labels of a causal-lm run, so that templates and cuts are those of its scores.
+    ``options``: keys of ``SFTConfig``, over those that follow from ``[train]`` as in :func:`transformers`.
+
+    >>> def train(local):  # [train] trainer = "my_module:train"
+    ...     rows = [{"prompt": row["question"], "completion": row["answer"]} for row in local.rows]
+    ...     return rondo.trainers.sft(local, rows, max_length=512)
+    """
+    import trl
+
+    if rows is None:
+        encoded = [local.task.collate([example]) for example in local.examples]
+        rows = [{"input_ids": x["input_ids"][0].tolist(), "labels": y["labels"][0].tolist()} for x, y in encoded]
+        options = {"max_length": None, **options}
+    return _by_trl(local, trl.SFTTrainer, trl.SFTConfig, rows, options)
+
+
+def dpo(local: LocalTraining, rows: Sequence[Row] | None = None, **options: Any) -> float:
+    """Train with TRL's ``DPOTrainer`` (``pip install trl``). Returns the mean loss of the steps. The reference is the
+    model without its factors.
+
+    ``rows``: rows with the columns ``prompt``, ``chosen`` and ``rejected``; left out, those of the file.
+    ``options``: keys of ``DPOConfig`` such as ``beta``, over those that follow from ``[train]`` as in
+    :func:`transformers`.
+
+    Raises :class:`ConfigError` for rows without these columns.
+    """
+    import trl
+
+    pairs = [{name: row.get(name) for name in ("prompt", "chosen", "rejected")} for row in rows or local.rows]
+    lacking = sorted({name for pair in pairs for name, value in pair.items() if value is None})
+    if lacking:
+        message = f"'dpo' trains on the columns prompt, chosen and rejected, and rows lack {', '.join(lacking)}: "
+        raise ConfigError.at("train.trainer", f"{message}rename them, or call rondo.trainers.dpo with rows of your own")
+    return _by_trl(local, trl.DPOTrainer, trl.DPOConfig, pairs, options)
+
+
+def _by_trl(local: LocalTraining, trainer: Any, config: Any, rows: Sequence[Row], options: Mapping[str, Any]) -> float:
+    """Train with a trainer of TRL's, in float32, on a tokenizer of its own: TRL gives it a token of padding."""
+    import datasets
+
+    with tempfile.TemporaryDirectory() as folder:
+        own = {"gradient_checkpointing": False, "bf16": False, **options}
+        made = trainer(
+            model=local.model,
+            args=config(**{**_arguments(local, folder), **own}),
+            train_dataset=datasets.Dataset.from_list([dict(row) for row in rows]),
+            processing_class=copy.deepcopy(local.tokenizer),
+            optimizers=(_optimizer(local), None),
+        )
+        with torch.no_grad():
+            for name, parameter in local.model.named_parameters():
+                if ".lora_B.ref." in name:  # TRL's reference is a copy of the factors, which begin each round anew
+                    parameter.zero_()
+        return _mean_loss(made)
+
+
+def _arguments(local: LocalTraining, folder: str) -> dict[str, Any]:
+    """Arguments of transformers' ``Trainer``, and of those derived from it, that follow from the run."""
+    settings = local.settings
+    return {
+        "output_dir": folder,
+        "per_device_train_batch_size": settings.batch_size,
+        "num_train_epochs": local.epochs or 1,
+        "max_steps": -1 if local.steps is None else local.steps,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": settings.max_grad_norm,
+        "seed": local.seed,
+        "use_cpu": next(local.model.parameters()).device.type == "cpu",
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+
+
+def _mean_loss(trainer: Any) -> float:
+    """The mean loss of the steps of ``trainer``, which trains without printing."""
+    from transformers import PrinterCallback
+
+    trainer.remove_callback(PrinterCallback)
+    return float(trainer.train().training_loss)
 
 
 def _optimizer(local: LocalTraining) -> torch.optim.Optimizer:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 from collections.abc import Iterator
 
 from rondo import algorithms, own_code
-from rondo.config.inputs import BUILTIN_NETWORKS, LINEAR
+from rondo.config.inputs import LINEAR
+from rondo.config.packages import missing
 from rondo.config.schema import RunConfig
 from rondo.errors import Problem
 
-READY_MADE = ("transformers",)
+READY_MADE = ("transformers", "sft", "dpo")
 """Trainers of :mod:`rondo.engine.trainers`."""
 
 
@@ -28,15 +30,20 @@ def trainer_checks(config: RunConfig) -> Iterator[Problem]:
         near = difflib.get_close_matches(name, READY_MADE, n=1) or READY_MADE
         message = f"{name!r} is unknown: name a function as package.module:function, or take {near[0]!r}"
         yield Problem("train.trainer", message)
+    if name in ("sft", "dpo"):
+        yield from _trl_checks(config, name)
     faults, evaluation, model = config.faults, config.evaluation, config.model
-    without = own_code.is_name(model.name) or model.name in (*BUILTIN_NETWORKS, LINEAR)
     clients, of_rank = config.clients, "train.trainer gets an adapter of the run's rank"
     method, own_steps = config.algorithm.name, "Rondo does not see the steps of train.trainer"
     for path, there, reason in (
         ("algorithm.name", _not_plain(method), f"clients of {method} minimise more than the plain loss"),
-        ("model.name", without, "train.trainer gets a PEFT model of transformers, and this network is none"),
+        ("model.name", model.name == LINEAR, "train.trainer gets a PEFT model, and this network is none"),
         ("model.quantization", model.quantization is not None, "train.trainer is not tried on rounded weights"),
-        ("train.what", config.whole_tensors is not None and not without, "train.trainer gets a PEFT model"),
+        (
+            "train.what",
+            config.whole_tensors is not None,
+            "train.trainer gets a PEFT model, whose factors are trained ([adapter])",
+        ),
         ("train.micro_batch", train.micro_batch is not None, "train.trainer decides on its forward passes"),
         ("train.checkpointing", train.checkpointing, "train.trainer decides on its forward passes"),
         ("clients.ranks", clients.ranks is not None, of_rank),
@@ -49,6 +56,17 @@ def trainer_checks(config: RunConfig) -> Iterator[Problem]:
     ):
         if there:
             yield Problem(path, f"{reason}: change it, or remove train.trainer")
+
+
+def _trl_checks(config: RunConfig, name: str) -> Iterator[Problem]:
+    """Yield the faults of TRL's trainers, which take language models alone."""
+    if importlib.util.find_spec("trl") is None:
+        yield Problem("train.trainer", f"{name!r} {missing('trl')}")
+    if name == "dpo" and (config.algorithm.name == "federa" or config.adapter.init_lora_weights == "pissa"):
+        message = "the reference is the base, and factors that start from its weights are taken out of it: take another"
+        yield Problem("train.trainer", f"{message} start, or 'sft'")
+    if config.task.kind != "causal-lm":
+        yield Problem("train.trainer", f"{name!r} trains causal-lm alone: set task.kind, or take 'transformers'")
 
 
 def _not_plain(method: str) -> bool:
