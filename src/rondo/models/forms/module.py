@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import fnmatch
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,6 +19,7 @@ from rondo.errors import ConfigError
 from rondo.models.forms.model import Form, Model, Verification
 from rondo.models.kernels.precision import products
 from rondo.models.loading import peft
+from rondo.models.loading.lent import Lent, lend
 from rondo.models.loading.pretrained import fingerprint
 from rondo.models.networks.adapted_layer import Site, merged_weight
 from rondo.models.networks.adapted_network import AdaptedNetwork
@@ -29,6 +31,15 @@ from rondo.params import BUFFER_PREFIX, HEAD_PREFIX, Params, Role, kaiming, role
 from rondo.tasks.task import Batch, Example, Task
 
 WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Stock:
+    """A module without adapters and hooks that shares its weights with a network, and the adapters that go there."""
+
+    module: nn.Module
+    lora: Any
+    """PEFT's configuration."""
 
 
 @dataclass
@@ -44,6 +55,8 @@ class WholeModel(Model):
     simulation: SimulationConfig
     shortcuts: Mapping[str, Any] = field(default_factory=dict)
     """The manifest's entry about shortcuts."""
+    stock: Stock | None = None
+    """The module for a trainer of the user's own."""
 
     form: ClassVar[Form] = "weights"
 
@@ -84,6 +97,11 @@ class WholeModel(Model):
             for n, t in self.network.initial.items()
         }
         return seen, {}
+
+    def lend(self, seen: Params, base: Base, train: Collection[str]) -> Lent:
+        if self.stock is None:
+            return super().lend(seen, base, train)
+        return lend(self.stock.module, self.stock.lora, tuple(self.network.sites.values()), None, seen, base, train)
 
     def verified(self, folder: Path, seen: Params, base: Base, task: Task, rows: Callable[[], Batch]) -> Verification:
         batch, stock = rows(), self.fresh()
@@ -138,8 +156,8 @@ def head_names(config: RunConfig, module: nn.Module) -> tuple[str, ...]:
     :class:`ConfigError` for a layer that does not exist or has none."""
     layers = config.model.head_layers
     if layers is None:
-        holders = [p for p, m in module.named_modules() if p and [*m.parameters(recurse=False)]]
-        layers = holders[-1:]  # a module whose parameters are all its own has no head
+        # Tied weights count where they are first named. A module whose parameters are all its own has no head.
+        layers = [n.rpartition(".")[0] for n, _ in module.named_parameters() if "." in n][-1:]
     names: list[str] = []
     for layer in layers:
         of_layer = [n for n, _ in module.named_parameters() if n.startswith(f"{layer}.")]
@@ -260,10 +278,16 @@ def whole_model(
     check_module(module)
     module.to(task.precision)
     head = head_names(config, module)
+    stock = None
+    if config.train.trainer is not None:
+        lora = peft.plan(module, config.adapter, peft_task, head, config.seed).lora
+        module.to(device)
+        stock = Stock(copy.deepcopy(module, {id(p): p for p in module.parameters()}), lora)
     network = make_network(config, module, head, peft_task, device)
     identity = {
         "model_sha256": fingerprint(module),
         "model_config": {"name": config.model.name, "trained": sorted(network.initial), "text": str(module)},
     }
     network.move(device)
-    return WholeModel(config.model.name, identity, network, task.precision, fresh, config.simulation)
+    facts = (config.model.name, identity, network, task.precision, fresh, config.simulation)
+    return WholeModel(*facts, stock=stock)

@@ -154,5 +154,7 @@ def _unused_by_network(config: RunConfig) -> Iterator[Problem]:
         yield Problem("adapter", "a network of one's own does not use this section: remove it")
     if config.train.what is not None:
         yield Problem("train.what", remedy)
+    if config.train.trainer is not None:
+        yield Problem("train.trainer", "it gets a torch.nn.Module with PEFT's adapters, and this network is none")
     if config.model.head_layers is not None:
         yield Problem("model.head_layers", remedy)
