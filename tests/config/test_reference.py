@@ -48,7 +48,10 @@ def test_page_is_up_to_date() -> None:
         ("seed", ["seed = 0", "    integer >= 0 and < 9.22337e+18"]),
         ("faults.crash", ["faults.crash = 0.0", "    number >= 0 and < 1 or list of texts"]),
         ("clients.ranks", ["clients.ranks (not set)", "    list of integers > 0 or table of numbers > 0 and <= 1"]),
-        ("adapter.init_lora_weights", ["adapter.init_lora_weights = true", '    true, "gaussian", "orthogonal", "pissa"']),
+        (
+            "adapter.init_lora_weights",
+            ["adapter.init_lora_weights = true", '    true, "gaussian", "orthogonal", "pissa"'],
+        ),
         ("adapter.rank_pattern", ["adapter.rank_pattern = {}", "    table of integers > 0"]),
         ("model.quantization", ["model.quantization (not set)", '    "int8", "nf4"']),
         ("task.text", ["task.text (not set)", "    text or list of at most 2 texts"]),
