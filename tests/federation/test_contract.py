@@ -25,10 +25,10 @@ from rondo.federation.plan import Plan
 from rondo.federation.site import desk as desks
 from rondo.federation.site.audit import audit
 from rondo.federation.site.contract.document import Contract, RowsTerms
-from rondo.federation.site.contract.withheld import Withheld
 from rondo.federation.site.desk import Exhausted
 from rondo.federation.site.joining import Offer
 from rondo.federation.site.run import clients_in
+from rondo.federation.site.seat import Withheld
 from small_runs import opinions, reviews, write_rows
 
 SAFE = contract()

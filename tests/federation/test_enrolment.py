@@ -24,8 +24,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from rondo.errors import ConfigError
-from rondo.federation.identity import enrolment, files, keys, request
-from rondo.federation.identity.roster import Enrolled, Roster, alike
+from rondo.federation.identity import enrolment, files, keys
+from rondo.federation.identity.roster import Enrolled, Roster, alike, read_request, request_of
 from rondo.records import durable
 
 
@@ -63,7 +63,7 @@ def sent(tmp_path: Path) -> Callable[[Enrolled], Path]:
 
     def sent(site: Enrolled) -> Path:
         path = tmp_path / f"{len(list(tmp_path.glob('*.json')))}.json"
-        path.write_bytes(request.content(site))
+        path.write_bytes(request_of(site))
         return path
 
     return sent
@@ -298,7 +298,7 @@ def test_deep_request_at_every_depth(tmp_path: Path) -> None:
     for depth in range(sys.getrecursionlimit() - 200, sys.getrecursionlimit()):
         path.write_text('{"name": ' + "[" * depth + "]" * depth + "}")
         with pytest.raises(ConfigError) as error:
-            request.read(path)
+            read_request(path)
         parsed.add("is not JSON" not in str(error.value))
     assert parsed == {True, False}
 
@@ -308,14 +308,14 @@ def test_request_with_many_keys_twice_is_read_in_no_time(tmp_path: Path) -> None
     path = tmp_path / "x.json"
     path.write_text("{" + ",".join(f'"{i % 18_000}":1' for i in range(18_001)) + "}")
     with pytest.raises(ConfigError, match="'0' is there 2 times"):
-        request.read(path)
+        read_request(path)
 
 
 @pytest.mark.parametrize("text", [b"\xef\xbb\xbf%s", b"\n\n%s\n"], ids=["byte order mark", "blank lines"])
 def test_request_that_mail_has_touched(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "x.json"
-    path.write_bytes(text % request.content(MARY).replace(b"\n", b"\r\n"))
-    assert request.read(path) == MARY
+    path.write_bytes(text % request_of(MARY).replace(b"\n", b"\r\n"))
+    assert read_request(path) == MARY
 
 
 def test_request_that_is_no_file(server: Path, tmp_path: Path) -> None:
@@ -345,13 +345,13 @@ def test_any_json_is_a_request_or_one_fault(tmp_path_factory: pytest.TempPathFac
     path = tmp_path_factory.mktemp("any") / "x.json"
     path.write_text(json.dumps(tree))
     try:
-        site = request.read(path)
+        site = read_request(path)
     except ConfigError as error:
         (problem,) = error.problems
         assert "\n" not in str(problem)
     else:
-        path.write_bytes(request.content(site))
-        assert request.read(path) == site
+        path.write_bytes(request_of(site))
+        assert read_request(path) == site
 
 
 # --- one step ------------------------------------------------------------------------------------------------------

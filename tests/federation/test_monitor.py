@@ -23,7 +23,7 @@ from rondo.errors import ConfigError, PlanRefused
 from rondo.federation.identity import keys
 from rondo.federation.monitor import Health, days_left, ending, monitored
 from rondo.federation.notify import notify
-from rondo.federation.server.gauges import Gauges
+from rondo.federation.server.status import Gauges
 
 
 def free() -> str:

@@ -24,8 +24,7 @@ from rondo.errors import ConfigError
 from rondo.federation.identity import keys
 from rondo.federation.identity.keys import SiteKeys
 from rondo.federation.letter import content_of
-from rondo.federation.site.line.connection import Unreachable
-from rondo.federation.site.line.reaching import await_server
+from rondo.federation.site.line.connection import Unreachable, await_server
 from rondo.federation.site.line.supernode import SuperNode
 
 LETTER = b"a letter that no proxy reads"

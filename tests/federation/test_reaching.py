@@ -21,8 +21,8 @@ from rondo.federation.identity import keys
 from rondo.federation.identity.keys import ServerKeys
 from rondo.federation.server.line.superlink import SuperLink
 from rondo.federation.site import run as site
-from rondo.federation.site.line import reaching
-from rondo.federation.site.line.reaching import address_of, await_server
+from rondo.federation.site.line import connection
+from rondo.federation.site.line.connection import address_of, await_server
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def silent(*_: object) -> Iterable[bytes]:
 def test_server_that_is_another(
     folder: Path, monkeypatch: pytest.MonkeyPatch, who: str | None, answer: list[bytes] | None, reason: str
 ) -> None:
-    monkeypatch.setattr(reaching, "_TIMEOUT", 0.5)
+    monkeypatch.setattr(connection, "_TIMEOUT", 0.5)
     answers = silent if answer is None else lambda *_: answer
     own = None if who is None else folder / who / "server"
     with serving(answers, own) as port, pytest.raises(ConfigError) as caught:
@@ -121,7 +121,7 @@ def test_server_that_is_not_there(folder: Path, host: str) -> None:
 
 
 def test_server_that_comes_later(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reaching, "AGAIN", 0.05)
+    monkeypatch.setattr(connection, "AGAIN", 0.05)
     count = 0
 
     def busy_twice(*_: object) -> list[bytes]:

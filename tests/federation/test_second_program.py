@@ -17,7 +17,7 @@ from intruder import Line, line
 from rondo.errors import ConfigError
 from rondo.federation.identity.keys import SiteKeys
 from rondo.federation.program import FILE, Program, only_program
-from rondo.federation.server.line import places
+from rondo.federation.server.line import fleet
 from rondo.federation.site.line.supernode import SuperNode, TurnedAway
 
 
@@ -107,7 +107,7 @@ def test_place_of_a_program_that_went_is_free(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_place_of_a_silent_program_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "SILENCE", 1.0)
+    monkeypatch.setattr(fleet, "SILENCE", 1.0)
     with line(tmp_path / "keys") as link:
         first, second = Program.fresh(), Program.fresh()
         assert link.site("north", first).connect().status_code == 200

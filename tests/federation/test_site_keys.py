@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("cryptography")
 
 from rondo.errors import ConfigError
-from rondo.federation.identity import certificates, enrolment, files, keys, request, site_keys
+from rondo.federation.identity import certificates, enrolment, files, keys, roster, site_keys
 from rondo.federation.identity.keys import SiteKeys
 from rondo.federation.identity.roster import Enrolled, Roster
 from rondo.records import durable
@@ -66,7 +66,7 @@ def test_private_key_stays_and_public_half_is_requested(folder: Path, ca: Path, 
     public = certificates.public_pem(read.private_key.public_key()).decode()
     assert made.site == Enrolled("st-anna", public, ("a", "b"))
     assert (made.is_new, made.request) == (True, folder / "st-anna.request.json")
-    assert request.read(made.request) == made.site
+    assert roster.read_request(made.request) == made.site
     assert json.loads(made.request.read_text()).keys() == {"name", "public_key", "clients"}
     assert made.authority == certificates.fingerprint(certificates.read(server / "ca.crt"))
     assert b"PRIVATE" not in made.request.read_bytes()
@@ -77,7 +77,7 @@ def test_site_without_clients_or_server_named(folder: Path, ca: Path) -> None:
     site_keys.make("Zürich", folder, ca=ca)
     read = SiteKeys.read(folder)
     assert (read.site, read.clients, read.server) == ("Zürich", ("Zürich",), None)
-    assert request.read(folder / "Zürich.request.json").name == "Zürich"
+    assert roster.read_request(folder / "Zürich.request.json").name == "Zürich"
 
 
 @pytest.mark.parametrize("is_there", [False, True])
@@ -160,7 +160,7 @@ def test_calls_at_once_make_one_key(folder: Path, ca: Path) -> None:
     for thread in threads:
         thread.join(60)
     assert sorted(m.is_new for m in made) == [False] * 5 + [True]
-    assert {m.site for m in made} == {request.read(folder / "st-anna.request.json")}
+    assert {m.site for m in made} == {roster.read_request(folder / "st-anna.request.json")}
 
 
 def test_private_key_is_in_its_folder_before_anything_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +216,7 @@ def test_new_key_lies_beside_the_old_one_until_it_is_moved(
     again = site_keys.renew("st-anna", folder)
     assert (again.is_new, again.site) == (False, second.site)
     assert site_keys.make("st-anna", folder, ca=ca, clients=["a"]).site == first.site
-    assert request.read(second.request) == second.site
+    assert roster.read_request(second.request) == second.site
 
     enrolment.renew(own, second.request, days=10)
     (folder / "site.new.key").rename(folder / "site.key")

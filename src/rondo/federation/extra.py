@@ -8,17 +8,8 @@ from rondo.config import packages
 from rondo.errors import ConfigError
 
 
-def missing(error: ModuleNotFoundError) -> ConfigError:
-    """The fault of a package that is not installed."""
-    return _fault((error.name or "flwr").partition(".")[0])
-
-
 def needed() -> None:
     """Raise :class:`ConfigError` if a package of the extra is not installed."""
     for package in ("flwr", "cryptography"):
         if find_spec(package) is None:
-            raise _fault(package)
-
-
-def _fault(package: str) -> ConfigError:
-    return ConfigError.at("federation", packages.missing(package), "rondo federate")
+            raise ConfigError.at("federation", packages.missing(package), "rondo federate")

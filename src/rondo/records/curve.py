@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from rondo.records.student import half_interval
+from rondo.records.paired import half_interval
 
 TEST_KINDS = {"global": "global", "cold_start": "cold start"}
 """Kinds of scores on the common test set, and the model of each."""

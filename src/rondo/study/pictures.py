@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from rondo.records.student import interval
+from rondo.records.paired import interval
 from rondo.report import drawing
 from rondo.report.styles import styles
 from rondo.study.compare.table import score_name

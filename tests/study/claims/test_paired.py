@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from rondo.records.paired import Paired, holm
-from rondo.records.student import quantile, within
+from rondo.records.paired import Paired, holm, quantile, within
 from rondo.study.claims.verdict import Odds, Verdict, beyond, judge, least
 
 

@@ -16,23 +16,19 @@ from datetime import UTC, date, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
-from rondo.errors import ConfigError
-from rondo.federation.extra import missing
-from rondo.federation.identity import files
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import (
+    CertificatePublicKeyTypes,
+    PrivateKeyTypes,
+    PublicKeyTypes,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-try:
-    from cryptography import x509
-    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.asymmetric.types import (
-        CertificatePublicKeyTypes,
-        PrivateKeyTypes,
-        PublicKeyTypes,
-    )
-    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-except ModuleNotFoundError as error:
-    raise missing(error) from None
+from rondo.errors import ConfigError
+from rondo.federation.identity import files
 
 _LONGEST = 36500
 """Days of the longest validity."""

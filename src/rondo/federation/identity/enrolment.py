@@ -13,14 +13,14 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from rondo.errors import ConfigError
-from rondo.federation.identity import certificates, files, request, roster
+from rondo.federation.identity import certificates, files, roster
 from rondo.federation.identity.keys import check_folder
 from rondo.federation.identity.roster import Enrolled, Roster, alike
 
 
 def add(folder: Path, path: Path, *, days: int) -> Enrolled:
     """Add the site of the request in ``path`` to the roster in the server's ``folder``; its key is valid ``days``."""
-    new = replace(request.read(path), expires=certificates.last_day(days))
+    new = replace(roster.read_request(path), expires=certificates.last_day(days))
 
     def added(old: Roster) -> Roster:
         known = [site.name for site in old.sites if alike(site.name) == alike(new.name)]
@@ -36,7 +36,7 @@ def add(folder: Path, path: Path, *, days: int) -> Enrolled:
 def renew(folder: Path, path: Path, *, days: int) -> tuple[Enrolled, Enrolled]:
     """Replace the key and the clients of a site that is in the roster by those of the request in ``path``, and return
     the site before and after. Its key is valid for ``days``, also if the one before was revoked."""
-    new = replace(request.read(path), expires=certificates.last_day(days))
+    new = replace(roster.read_request(path), expires=certificates.last_day(days))
     before: list[Enrolled] = []
 
     def renewed(old: Roster) -> Roster:

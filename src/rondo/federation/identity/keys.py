@@ -25,17 +25,13 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+
 from rondo.errors import ConfigError
-from rondo.federation.extra import missing
 from rondo.federation.identity import certificates, files, roster
 from rondo.federation.identity.roster import Enrolled, Roster
 from rondo.records import durable
-
-try:
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric import ec
-except ModuleNotFoundError as error:
-    raise missing(error) from None
 
 
 @dataclass(frozen=True)

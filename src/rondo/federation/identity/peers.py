@@ -19,18 +19,14 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+
 from rondo.errors import ConfigError
-from rondo.federation.extra import missing
 from rondo.federation.identity import files
 from rondo.federation.identity.keys import SiteKeys
 from rondo.federation.identity.roster import ACCEPTED, PEERS, Enrolled, Roster, drawn
-
-try:
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-except ModuleNotFoundError as error:
-    raise missing(error) from None
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,10 @@ server, ``roster.json``::
                 "expires": "2029-02-25", "revoked": false}]}
 
 ``clients`` is by default one client with the site's name, ``expires`` null and ``revoked`` false.
+
+A site asks to be in it by a request, ``NAME.request.json``, and ``NAME.renewal.json`` for another key: its name, its
+clients and its public key. A request is public, and may come by any channel: both owners compare the key's fingerprint
+by telephone.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,16 +26,12 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from rondo.errors import ConfigError
-from rondo.federation.extra import missing
-from rondo.federation.identity import files
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
-try:
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-except ModuleNotFoundError as error:
-    raise missing(error) from None
+from rondo.errors import ConfigError
+from rondo.federation.identity import files
 
 FILE, PEERS, ACCEPTED = "roster.json", "peers.json", "peers.accepted"
 """The server's file, the file of a site with the others (:mod:`rondo.federation.identity.peers`), and its content when
@@ -212,3 +213,37 @@ def _day(text: str | None, place: str) -> date | None:
     if text is not None and (day is None or day.isoformat() != text):
         raise ConfigError.at(f"{place}.expires", f"{text!r} is not a day; write it as in 2029-02-25, or null")
     return day
+
+
+_LARGEST_REQUEST = 2**18
+"""Bytes of the largest request, which names thousands of clients."""
+
+
+def request_of(site: Enrolled) -> bytes:
+    """The bytes of the request of ``site``."""
+    tree = {"name": site.name, "public_key": site.public_key, "clients": list(site.clients)}
+    return (json.dumps(tree, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def read_request(path: Path) -> Enrolled:
+    """The site that a request, which anybody may have written, is for. Raises :class:`ConfigError`."""
+    path = Path(path)
+    if not os.path.lexists(path):
+        raise ConfigError.at("REQUEST", f"no such file: {str(path)!r}; mend the path")
+    text = files.content(path, _LARGEST_REQUEST)
+    if b"PRIVATE KEY-----" in text:
+        message = (
+            "holds a private key, which should never leave its site: anybody with it can upload as that site. Delete "
+            "the file; the site makes new keys in another folder (rondo federate site keys) and sends the "
+            "request from there"
+        )
+        raise ConfigError.at(str(path), message)
+    tree = files.parsed(path, text, "have the site send its request again, as it is")
+    if {"site", "clients"} <= tree.keys():
+        raise ConfigError.at(str(path), "a site's site.json, not its request: NAME.request.json beside it")
+    place = str(path)
+    tree = files.checked(tree, place, {"name": str, "public_key": str, "clients": list}, {})
+    site = read_site(tree, place)
+    if (fault := shared((site,))) is not None:
+        raise ConfigError.at(f"{place}.{fault[1]}", f"{fault[2]}; have the site name each client once")
+    return site

@@ -14,17 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric import ec
+
 from rondo.errors import ConfigError
-from rondo.federation.extra import missing
-from rondo.federation.identity import certificates, files, request, roster
+from rondo.federation.identity import certificates, files, roster
 from rondo.federation.identity.keys import SiteKeys, about
 from rondo.federation.identity.roster import Enrolled
 from rondo.records import durable
-
-try:
-    from cryptography.hazmat.primitives.asymmetric import ec
-except ModuleNotFoundError as error:
-    raise missing(error) from None
 
 KEY, NEW_KEY = "site.key", "site.new.key"
 
@@ -127,5 +123,5 @@ def _other(folder: Path, what: str) -> ConfigError:
 
 def _requested(keys: SiteKeys, key: ec.EllipticCurvePrivateKey, path: Path, *, is_new: bool) -> NewSiteKeys:
     site = Enrolled(keys.site, certificates.public_pem(key.public_key()).decode(), keys.clients)
-    files.write(path, request.content(site))
+    files.write(path, roster.request_of(site))
     return NewSiteKeys(site, certificates.fingerprint(certificates.read(keys.ca)), keys.server, path, is_new)

@@ -21,9 +21,8 @@ from rondo.federation.monitor import monitored
 from rondo.federation.plan import End
 from rondo.federation.server import standing
 from rondo.federation.server.gathering import gather, started
-from rondo.federation.server.gauges import Gauges
 from rondo.federation.server.line.superlink import SuperLink
-from rondo.federation.server.listening import Clients, Listening, link
+from rondo.federation.server.listening import Clients, Listening, ends, link
 from rondo.federation.server.masked_rounds import check_sites
 from rondo.federation.server.record import FILE, Record
 from rondo.federation.server.remote_run import (
@@ -38,10 +37,10 @@ from rondo.federation.server.remote_run import (
     with_clients,
     without_rows,
 )
-from rondo.federation.server.renewal import ends
 from rondo.federation.server.saved_sum import SavedSum
 from rondo.federation.server.sites import Sites
 from rondo.federation.server.standing import Attendance
+from rondo.federation.server.status import Gauges
 from rondo.records.directory import RunDirectory
 from rondo.records.durable import written
 from rondo.records.manifest import must_equal, tests_of

@@ -25,8 +25,7 @@ from rondo.federation.site.contract import protection
 from rondo.federation.site.contract.document import Contract
 from rondo.federation.site.desk import Desk, Exhausted
 from rondo.federation.site.joining import Declined, Offer
-from rondo.federation.site.line.connection import TurnedAway, Unreachable
-from rondo.federation.site.line.reaching import AGAIN, address_of, await_server
+from rondo.federation.site.line.connection import AGAIN, TurnedAway, Unreachable, address_of, await_server
 from rondo.federation.site.line.supernode import SuperNode, TooLarge
 from rondo.records import durable
 from rondo.runs.assembling.device import find_device

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
@@ -13,6 +13,7 @@ import torch
 from rondo.algorithm import Client, Shared
 from rondo.data.members import Member
 from rondo.engine.client.party import Party
+from rondo.engine.transport import Answer
 from rondo.engine.wire.parcel import start_of
 from rondo.federation.identity.peers import Voice
 from rondo.federation.plan import Plan
@@ -20,7 +21,6 @@ from rondo.federation.site.audit.audit import Audit
 from rondo.federation.site.behind import Behind, is_free, work_of
 from rondo.federation.site.contract import protection, terms
 from rondo.federation.site.contract.document import Contract
-from rondo.federation.site.contract.withheld import Withheld
 from rondo.federation.site.disk import Disk
 from rondo.federation.site.joining import Declined
 from rondo.federation.site.ledger import SiteLedger
@@ -103,3 +103,27 @@ class Seat:
         if self.behind is None or is_free(config) or self.plan.labels is None:
             return None
         return of(self.behind, config.seed, work_of(self.plan, config))
+
+
+@dataclass(frozen=True)
+class Withheld:
+    """Gives the reason why an upload must not leave, by the work behind it and the tensors in it."""
+
+    contract: Contract
+    rows: int
+    """The client's training rows."""
+    examples: int
+    """The examples that they are trained as: windows of long rows, for instance."""
+    embedded: Collection[str]
+    noted: Callable[[], str | None]
+    """Writes the work behind an upload down, over all runs; gives the reason if none may leave for what is there."""
+
+    def __call__(self, answer: Answer) -> str | None:
+        rows, steps = self.contract.training.least_rows, self.contract.training.least_steps
+        for done, seen in answer.work:
+            if done and (min(seen, self.rows) < rows or (done < steps and seen < self.examples)):
+                return f"less is behind it than the {rows} rows and {steps} steps that its owner wants"
+        assert answer.upload is not None
+        assert not isinstance(answer.upload, bytes)
+        reason = terms.refusal(terms.of_tensors(self.contract, answer.upload.params.keys(), self.embedded))
+        return self.noted() if reason is None else reason

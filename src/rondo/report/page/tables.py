@@ -12,9 +12,8 @@ from markupsafe import Markup
 
 from rondo.privacy.guarantee import added
 from rondo.records.curve import Spread
-from rondo.records.paired import Difference, against
+from rondo.records.paired import Difference, against, half_interval
 from rondo.records.recorded import Claim, Recorded
-from rondo.records.student import half_interval
 from rondo.records.summary import totals
 from rondo.report.numbers import difference, number, plus_minus, probability, told_of_differences
 from rondo.report.page.charts import Score, last, over_seeds

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from rondo.records.paired import Paired, one_value
-from rondo.records.student import LEVEL, quantile
+from rondo.records.paired import LEVEL, Paired, one_value, quantile
 
 Word = Literal["seen", "seen, smaller", "not seen here", "open", "not tested as stated", "counterexample"]
 WORDS: tuple[Word, ...] = get_args(Word)

@@ -7,17 +7,23 @@ gets more of either than its request allows, and a byte every few seconds is no 
 from __future__ import annotations
 
 import json
+import os
 import ssl
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import h11
 import httpcore
 
+from rondo.errors import ConfigError, StopRequested
+from rondo.federation.letter import PORT
 from rondo.federation.signature import NOTICE
-from rondo.federation.site.line.proxy import Proxy, proxy_to
 
 _HEAD = 2**17
 """Bytes of the largest head of an answer. A proxy's is counted to it."""
@@ -245,3 +251,105 @@ class _Backend(httpcore.NetworkBackend):
     ) -> httpcore.NetworkStream:
         stream = self._inner.connect_tcp(host, port, self._meter.left(timeout), local_address, socket_options)
         return _Stream(stream, self._meter)
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """An HTTP proxy. It is asked for a tunnel (CONNECT), in which TLS is between site and server."""
+
+    host: str
+    port: int
+    login: tuple[str, str] | None = field(default=None, repr=False)
+    """User and password."""
+
+    def __str__(self) -> str:
+        """Its address, without user and password."""
+        return f"{self.host}:{self.port}"
+
+
+def proxy_to(host: str, port: int) -> Proxy | None:
+    """The proxy for connections to ``host`` and ``port``, by HTTPS_PROXY, ALL_PROXY and NO_PROXY; None for a straight
+    one. Raises :class:`ConfigError` for a proxy that is not spoken to: one over SOCKS, and one that is itself behind
+    TLS."""
+    proxies = getproxies()
+    scheme = next((scheme for scheme in ("https", "all") if proxies.get(scheme)), None)
+    if scheme is None or proxy_bypass(f"{host}:{port}", proxies) or proxy_bypass(host, proxies):
+        return None
+    name = f"{scheme}_proxy"
+    if not os.environ.get(name):
+        name = next(key for key in os.environ if key.lower() == name)
+    address = proxies[scheme] if "://" in proxies[scheme] else f"http://{proxies[scheme]}"
+    try:
+        parts = urlsplit(address)
+        proxy, proxy_port = parts.hostname or "", parts.port or _PORT
+        proxy.encode("ascii")
+    except ValueError:
+        proxy = ""
+    if not proxy:
+        raise ConfigError.at(name, f"is not the address of a proxy: {_REMEDY}")
+    if parts.scheme.lower() != "http":
+        where = parts.netloc.rpartition("@")[2]
+        raise ConfigError.at(name, f"the proxy {where} speaks {parts.scheme.lower()}, and a site HTTP: {_REMEDY}")
+    login = None if parts.username is None else (unquote(parts.username), unquote(parts.password or ""))
+    return Proxy(proxy, proxy_port, login)
+
+
+_PORT = 80
+"""The port of an HTTP proxy whose address names none."""
+_REMEDY = "set it to http://HOST:PORT of a proxy that gives tunnels (CONNECT), or name the server in NO_PROXY"
+
+
+AGAIN = 2.0
+"""Seconds between attempts to connect."""
+_TIMEOUT = 4.0
+"""Seconds in which a server must accept a first connection."""
+
+
+def address_of(server: str) -> tuple[str, int]:
+    """Host and port. Raises :class:`ConfigError`."""
+    alone = server.count(":") != 1 and "]:" not in server
+    host, _, port = (server, "", str(PORT)) if alone else server.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16 or not _is_name(host):
+        raise ConfigError.at("--server", f"{server!r} is not an address: give HOST or HOST:PORT")
+    return host, int(port)
+
+
+def _is_name(host: str) -> bool:
+    """Whether a host can have this name."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return True
+
+
+def await_server(
+    host: str, port: int, ca: Path | None, seconds: float, told: Callable[[str], None], stop: threading.Event
+) -> None:
+    """Wait at most ``seconds`` until the server answers at this address, by the way that all later letters go. Raises
+    :class:`ConfigError` with the reason if it does not, or is not the server that ``ca`` vouches for; and
+    :class:`StopRequested`."""
+    end, waits = time.monotonic() + seconds, False
+    connection = Connection(host, port, ca, _TIMEOUT)
+    if connection.proxy is not None:
+        told(f"going to {host}:{port} through the proxy {connection.proxy}")
+    try:
+        while True:
+            try:
+                return connection.reach()
+            except NotTheServer as other:
+                remedy = "ask the server's owner for the right ca.crt and host; a server with --insecure has no TLS"
+                raise ConfigError.at("--server", f"{host}:{port}: {other}; {remedy}") from None
+            except Unreachable as unreachable:
+                if time.monotonic() >= end:
+                    remedy = "mend the address, or wait for it by --wait"
+                    message = f"{host}:{port} cannot be reached: {unreachable}; {remedy}"
+                    raise ConfigError.at("--server", message) from None
+            if not waits:
+                told(f"waiting for {host}:{port}")
+            waits = True
+            if stop.wait(AGAIN):
+                raise StopRequested
+    finally:
+        connection.close()
