@@ -68,7 +68,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "engine/test_serialization.py",
         "engine/test_parcel.py",
         "engine/test_clients_elsewhere.py",
-        "engine/server/test_gate.py",
+        "engine/server/test_admission.py",
     ),
     "models/forms": (
         "models/forms",

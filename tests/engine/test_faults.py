@@ -35,7 +35,7 @@ EXPECTED = {
 """The reason for which a client is lost, by kind of fault."""
 
 GATED = ("corrupt_upload", "late", "wrong_round", "duplicate")
-"""Faults of an upload, which the gate counts."""
+"""Faults of an upload, which admission counts."""
 
 
 def faulty(kind: str, who: Sequence[str], **clients: Any) -> RunConfig:

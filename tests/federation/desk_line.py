@@ -38,7 +38,7 @@ def desk_of(folder: Path, state: Path, site: str, told: Callable[[str], None], c
 
 @dataclass
 class DeskLine:
-    """See :class:`rondo.federation.server.line.site_line.SiteLine`.
+    """See :class:`rondo.federation.server.sites.SiteLine`.
 
     ``watch``: called with a site, the kind of a letter and ``"before"`` or ``"after"`` the site's answer; it may raise
     :class:`Killed` for the server, or call :meth:`kill` for the site.

@@ -78,7 +78,8 @@ def resolved(config: RunConfig, source: Source) -> RunConfig:
     owner = config.partition.column or (source.natural if kind == "natural" else None)
     partition = config.partition.model_copy(update={"kind": kind, "column": owner})
     config = config.model_copy(update={"partition": partition})
-    if "validation_fraction" not in config.data.model_fields_set and _tested_at_clients(config, source):
+    tested_at_clients = config.partition.deal_tests or _own_tests(config, source)
+    if "validation_fraction" not in config.data.model_fields_set and tested_at_clients:
         config = config.model_copy(update={"data": config.data.model_copy(update={"validation_fraction": 0.0})})
     cls = task_class(config.task.kind)
     task = cls.with_columns(config.task, source.text, source.label)
@@ -89,11 +90,6 @@ def resolved(config: RunConfig, source: Source) -> RunConfig:
         message = f"{getattr(settled, learned[0])} would follow from a client's rows, so it tells of a row: set it"
         raise ConfigError.at(f"task.{learned[0]}", message)
     return config.model_copy(update={"task": settled})
-
-
-def _tested_at_clients(config: RunConfig, source: Source) -> bool:
-    """Whether clients have test rows of their own: dealt to them, or :func:`_own_tests`."""
-    return config.partition.deal_tests or _own_tests(config, source)
 
 
 def _own_tests(config: RunConfig, source: Source) -> bool:

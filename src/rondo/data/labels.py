@@ -32,28 +32,15 @@ def find_labels(config: RunConfig, source: Source) -> tuple[str, ...]:
     Raises :class:`ConfigError` if no row has the label column, or if the column has no classes: fewer than 2 labels or
     more than 1000, numbers to predict, or names of rows.
     """
-    cls = task_class(config.task.kind)
-    if not cls.classes:
-        return ()
-    if config.task.named_labels is not None:
-        return tuple(config.task.named_labels)
-    if (names := cls.label_names(config.task, _rows(source))) is not None:
-        return names
-    column = config.task.label or ""
-    places, count, unusable, numbers = _labels(config, source)
-    if len(places) < 2:
-        only_label = "".join(f", {name!r}" for name in places)
-        fault = f"{len(places)} distinct labels{only_label}; classification needs two: name another{unusable}"
-    else:
-        fault = _fault(places, count)
-    if fault:
-        raise ConfigError.at("task.label", f"column {column!r} has {fault}")
-    return in_order(places, numbers)
+    named = config.task.named_labels
+    if named is not None and task_class(config.task.kind).classes:
+        return tuple(named)
+    return label_names(config, source, least=2)
 
 
-def label_names(config: RunConfig, source: Source) -> tuple[str, ...]:
-    """The labels of a part of a run's rows, which may be a single one; none for a task without classes. Raises
-    :class:`ConfigError` as :func:`find_labels` does, but for too few labels."""
+def label_names(config: RunConfig, source: Source, least: int = 0) -> tuple[str, ...]:
+    """The labels of a part of a run's rows; none for a task without classes. Raises :class:`ConfigError` as
+    :func:`find_labels` does, for fewer than ``least`` labels too."""
     cls = task_class(config.task.kind)
     if not cls.classes:
         return ()
@@ -61,9 +48,14 @@ def label_names(config: RunConfig, source: Source) -> tuple[str, ...]:
         return tuple(config.task.label)
     if (names := cls.label_names(config.task, _rows(source))) is not None:
         return names
-    places, count, _, numbers = _labels(config, source)
-    if places and (fault := _fault(places, count)):
-        raise ConfigError.at("task.label", f"column {config.task.label!r} has {fault}")
+    places, count, unusable, numbers = _labels(config, source)
+    if len(places) < least:
+        only_label = "".join(f", {name!r}" for name in places)
+        fault = f"{len(places)} distinct labels{only_label}; classification needs two: name another{unusable}"
+    else:
+        fault = _fault(places, count) if places else ""
+    if fault:
+        raise ConfigError.at("task.label", f"column {config.task.label or ''!r} has {fault}")
     return in_order(places, numbers)
 
 

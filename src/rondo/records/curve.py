@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -93,11 +92,10 @@ class Curve:
     clients: int = 1
     summary: Mapping[str, Any] = field(default_factory=dict)
 
-    def until(self, *, rounds: float = math.inf, bytes: float = math.inf) -> Curve:
-        """The part with no more than so many rounds and bytes."""
-        so_far = self.bytes or [0.0] * len(self.rounds)
-        count = sum(r <= rounds and b <= bytes for r, b in zip(self.rounds, so_far, strict=True))
-        sent = None if self.bytes is None else self.bytes[:count]
+    def until(self, *, bytes: float) -> Curve:
+        """The part with no more than so many bytes."""
+        sent = None if self.bytes is None else [so_far for so_far in self.bytes if so_far <= bytes]
+        count = len(self.rounds if sent is None else sent)
         return replace(self, rounds=self.rounds[:count], bytes=sent, values=self.values[:count])
 
     def bytes_to(self, target: float, *, lower_is_better: bool = False) -> float | None:

@@ -86,20 +86,14 @@ class RunDirectory:
 
     @staticmethod
     def check(
-        path: str | Path | None,
-        *,
-        key: str = "--run-dir",
-        remedy: str = "name another folder",
-        held: bool = False,
+        path: str | Path | None, *, key: str = "--run-dir", remedy: str = "name another folder", held: bool = False
     ) -> None:
         """Raise :class:`ConfigError` where :meth:`create` would, with nothing made.
 
         ``key``: the argument that names the folder.
         ``remedy``: for a folder that holds a run; ``held`` allows that.
         """
-        if path is None:
-            path = Path("runs")
-        path = Path(path)
+        path = Path("runs" if path is None else path)
         # All but the manifest can be left from a partly deleted run, and would pass for the new run's.
         for name in ("manifest.json", "checkpoint", "metrics.jsonl", "summary.json"):
             if not held and (path / name).exists():

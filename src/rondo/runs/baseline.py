@@ -17,7 +17,7 @@ from rondo.runs.assembling.private import rehearsal
 
 def local_only(assembly: Assembly, stop: threading.Event | None) -> dict[str, Any]:
     """Train each client alone, with the same algorithm and rounds: a federation of one, scored at its end. It has no
-    server, so no server optimizer, compression, gate or faults.
+    server, so no server optimizer, compression, admission or faults.
 
     Returns scores as :func:`rondo.engine.scoring.spread` gives them: under "own" on the clients' own rows,
     under "test" on the common test set (None without one).

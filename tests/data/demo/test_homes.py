@@ -132,12 +132,6 @@ def test_homes_are_made_within_seconds(made: Homes) -> None:
     assert max(SECONDS.values()) < 5.0
 
 
-@pytest.mark.parametrize("argument", ["clients", "train_per_intent", "test_per_intent"])
-def test_numbers_below_one_are_refused(argument: str) -> None:
-    with pytest.raises(ValueError, match=argument):
-        homes(0, **{argument: 0})
-
-
 @pytest.mark.parametrize("missing", ["hassil", "home_assistant_intents"])
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     monkeypatch.setitem(sys.modules, missing, None)

@@ -27,7 +27,7 @@ from rondo.data.members import Member
 from rondo.data.population import Population
 from rondo.engine.client.cohorts import divided, in_order, in_turn, one_cohort
 from rondo.engine.client.memory import Budget, activation_bytes, budget
-from rondo.engine.server.gate import Gate
+from rondo.engine.server.admission import Admission
 from rondo.engine.transport import Answer
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.shortcuts.choose import split_off
@@ -302,17 +302,17 @@ def test_linear_algorithms_hold_few_uploads_at_once(name: str, monkeypatch: pyte
     """However many clients take part."""
     held: list[weakref.ref[Tensor]] = []
     most = 0
-    check = Gate.check
+    check = Admission.check
 
-    def watched(gate: Gate, upload: Upload) -> Upload:
+    def watched(admission: Admission, upload: Upload) -> Upload:
         nonlocal most
-        passed = check(gate, upload)
+        passed = check(admission, upload)
         assert isinstance(passed.params, Packed)
         held.append(weakref.ref(passed.params.vector))
         most = max(most, sum(ref() is not None for ref in held))
         return passed
 
-    monkeypatch.setattr(Gate, "check", watched)
+    monkeypatch.setattr(Admission, "check", watched)
     people = Population({f"c{i}": Member(Client(f"c{i}", 2), examples(f"c{i}", 2), ()) for i in range(24)}, (), {})
     run = load({"seed": 5, "rounds": 9, "train": {"batch_size": 2}, "simulation": {"cohort": 1}})
     sim = make(name, people=people, run=run)

@@ -20,6 +20,7 @@ _TEST_SHARE = 0.22  # share of an intent's templates kept for the test set
 _OPTIONAL = 0.88  # chance that an optional part of a template is said
 _CONCENTRATION = 0.5  # Dirichlet parameter of a home's intent mix: smaller is more uneven
 _TRIES = 25  # draws from one intent without a new sentence before it counts as used up
+_TRAIN_PER_INTENT, _TEST_PER_INTENT = 55, 12  # training rows in the mean, and the most test rows
 _MIN_TRAIN = 3  # intents whose training templates say fewer different sentences are dropped
 
 # Open slots, and device names by the domain that a template asks for ("name/<domain>").
@@ -245,31 +246,22 @@ class _Speaker:
         return None
 
 
-def homes(
-    seed: int = 0,
-    *,
-    clients: int = 12,
-    train_per_intent: int = 55,
-    test_per_intent: int = 12,
-) -> Homes:
+def homes(seed: int = 0, *, clients: int = 12) -> Homes:
     """Sentences of `clients` homes and one common test set; the same arguments give the same rows.
 
-    train_per_intent: mean number of training rows per intent. Each home's number of rows (0.6 to 1.4 of the mean)
-        and mix of intents (Dirichlet, parameter 0.5) are drawn; every intent has a home that says it.
-    test_per_intent: largest number of test rows per intent; intents with little to say have fewer.
+    Each home's number of rows (0.6 to 1.4 of the mean) and mix of intents (Dirichlet, parameter 0.5) are drawn; every
+    intent has a home that says it. Intents with little to say have fewer test rows.
 
     Sentences are unique after case folding, over training, test and all intents together.
-    Raises ImportError if the packages are missing, ValueError if a number is below 1.
+    Raises ImportError if the packages are missing.
     """
-    if min(clients, train_per_intent, test_per_intent) < 1:
-        raise ValueError(f"{clients=}, {train_per_intent=} and {test_per_intent=} must be at least 1")
     grammar, rng = _Grammar(), random.Random(seed)
     train_templates, test_templates = _split(grammar, rng)
     intents = tuple(sorted(train_templates))
     speaker = _Speaker(grammar, rng)
     test: list[Row] = []
     for intent in intents:
-        for _ in range(test_per_intent):
+        for _ in range(_TEST_PER_INTENT):
             text = speaker.say(intent, test_templates[intent], _WORDS)
             if text is not None:
                 test.append({"text": text, "intent": intent})
@@ -279,7 +271,7 @@ def homes(
     for number, size in enumerate(sizes):
         words = {slot: rng.sample(values, max(3, len(values) // 3)) for slot, values in _WORDS.items()}
         mix = [rng.gammavariate(_CONCENTRATION, 1.0) for _ in intents]
-        remaining = max(1, round(train_per_intent * len(intents) * size / sum(sizes)))
+        remaining = max(1, round(_TRAIN_PER_INTENT * len(intents) * size / sum(sizes)))
         promised = [index for index, home in enumerate(anchor_homes) if home == number for _ in range(_MIN_TRAIN)]
         while promised or (remaining > 0 and any(mix)):
             index = promised.pop() if promised else rng.choices(range(len(intents)), mix)[0]

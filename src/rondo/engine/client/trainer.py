@@ -236,10 +236,7 @@ class CohortTrainer(Trainer):
         return None if self.flops is None else self._operations[index]
 
     def _loss(
-        self,
-        batch: Sequence[Sequence[Example]],
-        chances: Sequence[Chance],
-        kept: HeadInputs | None = None,
+        self, batch: Sequence[Sequence[Example]], chances: Sequence[Chance], kept: HeadInputs | None = None
     ) -> Loss:
         """The loss on a batch, one group of examples per client. ``kept``: from the head's inputs on."""
         passes = [self._pass(rows, chances, kept) for rows in split(batch, self.config.micro_batch)]
@@ -261,12 +258,7 @@ class CohortTrainer(Trainer):
             message = f"the method asks for {what}, to which no noise can be added: take another method"
             raise ConfigError.at("privacy.unit", message)
 
-    def _pass(
-        self,
-        batch: Sequence[Sequence[Example]],
-        chances: Sequence[Chance],
-        kept: HeadInputs | None,
-    ) -> Part:
+    def _pass(self, batch: Sequence[Sequence[Example]], chances: Sequence[Chance], kept: HeadInputs | None) -> Part:
         """One forward pass over a batch or a part of it."""
         rows = Rows.of(batch, self.task.lengths).to(self.network.device)
         rows = replace(rows, apart=self.promise is not None)

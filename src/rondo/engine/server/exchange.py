@@ -13,8 +13,8 @@ from torch import Tensor
 
 from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Shared, Upload
 from rondo.config.schema import RunConfig
+from rondo.engine.server.admission import Admission
 from rondo.engine.server.diagnostics import HELD_BYTES
-from rondo.engine.server.gate import Gate
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.transport import Answer, Observer, Transport, Turnout, Work
 from rondo.engine.wire import serialization
@@ -94,7 +94,7 @@ class Exchange:
 
     def _uploads(self) -> Iterator[Upload]:
         setting, turnout = self.setting, self.turnout
-        gate = Gate(
+        admission = Admission(
             setting.algorithm,
             setting.state,
             setting.round,
@@ -104,7 +104,7 @@ class Exchange:
             setting.config.clients.weighting,
         )
         waiting = {c.id for c in turnout.asked}
-        counted, largest = setting.ledger.counted_of, gate.largest
+        counted, largest = setting.ledger.counted_of, admission.largest
         work = Work(turnout, self._shared, self._parcel, self._holds, counted, largest, setting.measured)
         if setting.rows is not None:
             setting.rows.ask(setting.algorithm, setting.state, turnout.asked, setting.round)
@@ -112,7 +112,7 @@ class Exchange:
             client_id = answer.client.id
             if setting.rows is not None:
                 setting.rows.count(answer.client, self._private_steps(setting.rows, answer))
-            upload, failure = self._admitted(gate, answer)
+            upload, failure = self._admitted(admission, answer)
             if client_id not in waiting:  # not asked, or it has answered before
                 if upload is not None:
                     raise AssertionError(f"client {client_id}: an upload that must not count was not turned away")
@@ -142,16 +142,16 @@ class Exchange:
         for client_id in sorted(waiting):
             self.failed[client_id] = ClientFailed(client_id, "no_answer", "it was asked and did not answer")
 
-    def _admitted(self, gate: Gate, answer: Answer) -> tuple[Upload | None, ClientFailed | None]:
-        """The upload if it passes the gate, else the reason why it does not."""
+    def _admitted(self, admission: Admission, answer: Answer) -> tuple[Upload | None, ClientFailed | None]:
+        """The upload if it is admitted, else the reason why it does not."""
         if answer.upload is None:
             return None, answer.failure
         if answer.late:
-            gate.close()
+            admission.close()
         try:
             if isinstance(answer.upload, bytes):
-                return gate.admit(answer.upload, answer.client.id), None
-            return gate.check(answer.upload), None
+                return admission.admit(answer.upload, answer.client.id), None
+            return admission.check(answer.upload), None
         except Rejected as rejection:
             self.rejected[rejection.reason] = self.rejected.get(rejection.reason, 0) + 1
             return None, ClientFailed(answer.client.id, rejection.reason, rejection.detail)

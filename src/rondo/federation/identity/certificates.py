@@ -20,11 +20,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.types import (
-    CertificatePublicKeyTypes,
-    PrivateKeyTypes,
-    PublicKeyTypes,
-)
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes, PrivateKeyTypes, PublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from rondo.errors import ConfigError
@@ -294,15 +290,6 @@ def _builder(
 
 
 def _usage(*allowed: str) -> x509.KeyUsage:
-    kinds = (
-        "digital_signature",
-        "content_commitment",
-        "key_encipherment",
-        "data_encipherment",
-        "key_agreement",
-        "key_cert_sign",
-        "crl_sign",
-        "encipher_only",
-        "decipher_only",
-    )
+    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+    kinds = ("digital_signature", "key_cert_sign", "crl_sign", *others, "encipher_only", "decipher_only")
     return x509.KeyUsage(**{kind: kind in allowed for kind in kinds})

@@ -6,7 +6,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -58,7 +58,6 @@ def serve(
     config: str | os.PathLike[str] | Mapping[str, Any] | RunConfig,
     listening: Listening,
     *,
-    sets: Sequence[str] = (),
     run_dir: str | Path | None = None,
     device: str = "auto",
     observer: Observer | None = None,
@@ -74,7 +73,7 @@ def serve(
     while it waits for sites.
     """
     began = time.perf_counter()
-    settings = load(config, [*sets, *ROWS_AT_SITES], check_paths=False)
+    settings = load(config, ROWS_AT_SITES, check_paths=False)
     check(settings)
     find_device(device)
     RunDirectory.check(run_dir)

@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from rondo.engine.wire.strict import Rejected, short
 from rondo.errors import Problem, StopRequested
 from rondo.federation.environment import Environment
 from rondo.federation.plan import LARGEST, Consent, End, Plan
-from rondo.federation.server.line.site_line import SiteLine
 from rondo.federation.server.standing import Standings, State, missing, some
 
 _PAUSE = 0.02
@@ -70,7 +70,7 @@ class Sites:
         computes: Callable[[str, Environment], str | None] = lambda site, environment: None,
     ) -> None:
         self._link, self._site_of, self._deadline, self._patience = link, clients, deadline, patience
-        self._stop, self._told, self._most, self._computes = stop, told, most, computes
+        self._stop, self.tell, self._most, self._computes = stop, told, most, computes
         self.standings = Standings()
         self._plan: Plan | None = None
         self._offers: dict[str, tuple[str, str]] = {}
@@ -220,7 +220,7 @@ class Sites:
         if name not in self._newcomers:
             self._newcomers.add(name)
             later = "it takes part from the next run on, or after rondo resume --roster-changed"
-            self._told(f"{name} is in the roster since the run began: {later}")
+            self.tell(f"{name} is in the roster since the run began: {later}")
 
     def _note(self) -> None:
         """Tell of sites that went, and note the states of all."""
@@ -228,7 +228,7 @@ class Sites:
         for name, (state, _) in states.items():
             before, _ = self._states.get(name, ("not connected", ""))
             if state == "not connected" != before:
-                self._told(f"{name} is not connected any more")
+                self.tell(f"{name} is not connected any more")
         self._states = states
         self.standings.see(states)
 
@@ -242,17 +242,17 @@ class Sites:
             consent = Consent({}, refused=fault)
         if consent.refused:
             consent = replace(consent, refused=consent.refused[:500])
-            self._told(f"{name} takes no part: {consent.refused}")
+            self.tell(f"{name} takes no part: {consent.refused}")
         elif plan.labels is not None:
             for client, count in consent.clients.items():
                 if self.counts.get(client, count) != count:
                     before = self.counts[client]
-                    self._told(f"{name}: {client!r} has {count} examples from now on, and had {before}")
+                    self.tell(f"{name}: {client!r} has {count} examples from now on, and had {before}")
             self.counts |= consent.clients
             sizes = ", ".join(f"{c} ({n} examples)" for c, n in consent.clients.items())
-            self._told(f"{name} takes part: {sizes}")
+            self.tell(f"{name} takes part: {sizes}")
             if (line := self._computes(name, consent.environment)) is not None:
-                self._told(line)
+                self.tell(line)
         return consent
 
     def _fault(self, name: str, plan: Plan, consent: Consent) -> str | None:
@@ -294,10 +294,10 @@ class Sites:
         few, now = count < least, time.monotonic()
         if few and now - self._waits >= _MINUTE:
             away = f"{count} of {len(self._site_of)} clients take part, and a round needs {least}"
-            self._told(f"{away}: waiting, {self.absence()}")
+            self.tell(f"{away}: waiting, {self.absence()}")
             self._waits = now
         elif not few and self._waits > -math.inf:
-            self._told("enough clients take part: going on")
+            self.tell("enough clients take part: going on")
             self._waits = -math.inf
         return few
 
@@ -309,10 +309,6 @@ class Sites:
         """Send a letter to ``site`` itself, whose reply has at most ``largest`` bytes. :meth:`replies` gives it by the
         site's name."""
         self._waiting.append(_Letter(site, site, kind, data, largest, time.monotonic()))
-
-    def tell(self, line: str) -> None:
-        """Tell the server's owner a line of text."""
-        self._told(line)
 
     def site_of(self, client: str) -> str:
         """The site of a client."""
@@ -377,3 +373,24 @@ class Sites:
                 number = self._link.send(site, letter.kind, letter.data, self._deadline or _DAY, letter.largest)
                 if number is not None:
                     letter.number, letter.since, letter.times = number, present[site], letter.times + 1
+
+
+class SiteLine(Protocol):
+    """A line to sites, such as :class:`rondo.federation.server.line.superlink.SuperLink`."""
+
+    def present(self) -> Mapping[str, str]:
+        """The connected sites by name, each with the time since when it is."""
+
+    def send(self, site: str, kind: str, letter: bytes, seconds: float, largest: int) -> str | None:
+        """Send a letter, to be answered within ``seconds`` by at most ``largest`` bytes. Returns its number, None if it
+        cannot be sent."""
+
+    def reply(self, number: str) -> bytes | None:
+        """The reply to a letter, handed out once; None while there is none."""
+
+    def forget(self, number: str) -> None:
+        """Drop a letter and the reply to it."""
+
+    def wait(self, after: int, seconds: float) -> int:
+        """Wait at most ``seconds`` until more has happened than ``after``: a reply, a site that came or went. Returns
+        the number of all that has happened."""

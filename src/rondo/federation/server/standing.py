@@ -6,10 +6,12 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
+
+import pydantic
 
 from rondo.engine.transport import Observer
 from rondo.errors import Problem
@@ -96,13 +98,8 @@ class Standings:
 def read(path: Path) -> dict[str, Standing]:
     """The standings in a file; none where it is missing or broken."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        sites = {str(n): Standing(**{f.name: entry[f.name] for f in fields(Standing)}) for n, entry in content.items()}
-        for site in sites.values():
-            if not all(type(getattr(site, f.name)) is type(f.default) for f in fields(Standing)):
-                return {}
-        return sites
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return pydantic.TypeAdapter(dict[str, Standing]).validate_json(path.read_bytes(), strict=True)
+    except (OSError, ValueError):
         return {}
 
 

@@ -29,7 +29,6 @@ from rondo.federation.site.joining import Declined, Joining, Offer, for_the_serv
 from rondo.federation.site.seat import Seat
 from rondo.federation.site.sums import Sums
 from rondo.records import durable
-from rondo.runs.assembling.assembly import Assembly
 
 _BEAT = 2.0
 """Seconds between the moments at which a refusal leaves that comes after rows were read: its time would tell of
@@ -195,7 +194,10 @@ class Desk:
                     self.told(f"{term.subject}: {term.own}; {term.allowed}")
             if (reason := terms.refusal(offer.terms)) is not None:
                 raise Declined(reason)
-            seat = None if offer.assembly is None else self._seat(plan, offer.assembly)
+            seat = None
+            if offer.assembly is not None:
+                facts = (self.contract, self.ledger, self.behind, self.audit, self.voice, self.told)
+                seat = Seat(plan, offer.assembly, Disk(self.folder, plan.run), *facts)
             sums = None if seat is None else seat.sums()
             self._ask(offer)
             if plan.labels is None:
@@ -212,11 +214,6 @@ class Desk:
             self.told("ready: " + ", ".join(f"{name} ({count} examples)" for name, count in offer.examples.items()))
         clients = {name: len(party.member.train) for name, party in self.parties.items()}
         return Consent(clients, environment=here(), fewest=0 if self._sums is None else self._sums.fewest)
-
-    def _seat(self, plan: Plan, assembly: Assembly) -> Seat:
-        """The site's place in a run. Raises :class:`Declined` where no upload of it may leave."""
-        facts = (self.contract, self.ledger, self.behind, self.audit, self.voice, self.told)
-        return Seat(plan, assembly, Disk(self.folder, plan.run), *facts)
 
     def _ask(self, offer: Offer) -> None:
         """Ask the owner, unless it has consented to such a plan before. Raises :class:`Declined`."""

@@ -100,11 +100,8 @@ class Sums:
     def keep(self, party: Party, request: Request, upload: bytes) -> str | None:
         """Keep the change of an upload of this site's own on the disk, until a sum takes it up. Returns the reason why
         it cannot be in one; None if it can. Raises OSError."""
-        received, client, algorithm = (
-            decode_upload(upload, len(upload), len(upload)),
-            request.client,
-            party.local.algorithm,
-        )
+        received = decode_upload(upload, len(upload), len(upload))
+        client, algorithm = request.client, party.local.algorithm
         weight = float(len(party.member.train)) if weighs_by_examples(self.config.clients, algorithm) else 1.0
         if received.envelope.weight != weight:
             return "its upload would have a weight that is not its number of examples, nor 1"

@@ -43,7 +43,7 @@ class PrivateSum:
 
     @property
     def faults(self) -> tuple[type[Exception], ...]:
-        """An upload of other tensors, which the gate lets nobody send."""
+        """An upload of other tensors, which admission lets nobody send."""
         return (ValueError,)
 
     @property
@@ -79,12 +79,8 @@ class PrivateSum:
     def opened(self, algorithm: Algorithm[Any], state: Any, total: Tensor, round: Round) -> Any:
         """The next state, from ``total`` with noise. The same sum of the same attempt gets the same noise and spends
         once; another sum of the attempt gets other noise and spends again."""
-        attempt, adaptive, clip, noise = (
-            round.attempt,
-            self._adaptive,
-            self.clip(round.attempt),
-            self.config.privacy.noise,
-        )
+        attempt, adaptive, noise = round.attempt, self._adaptive, self.config.privacy.noise
+        clip = self.clip(attempt)
         assert noise is not None
         deviation: float | Tensor = noise * clip
         if adaptive is not None:

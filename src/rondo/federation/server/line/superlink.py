@@ -90,7 +90,7 @@ class SuperLink:
         self._listening.close()
 
     def present(self) -> dict[str, str]:
-        """The connected sites by name, each with the time since when it is: another one after every restart."""
+        """See :class:`~rondo.federation.server.sites.SiteLine`: another time after every restart."""
         nodes = self._links.get_node_info(statuses=[NodeStatus.ONLINE])
         names = {node.public_key.decode(): node.last_activated_at or "" for node in nodes}
         valid = {name: since for name, since in names.items() if self._door.valid(self._fleet.connected_by(name))}
@@ -99,16 +99,14 @@ class SuperLink:
         return valid
 
     def send(self, site: str, kind: str, letter: bytes, seconds: float, largest: int) -> str | None:
-        """Send ``letter`` of one of :data:`~rondo.federation.letter.KINDS`, to be answered within ``seconds`` by at
-        most ``largest`` bytes. Returns the letter's number, or None for a site that was never there."""
+        """See :class:`~rondo.federation.server.sites.SiteLine`. None for a site that was never there."""
         node = self._links.node_of(site)
         number = self._links.post(self._run, node, kind, letter, seconds, largest)
         self._fleet.wake(node)
         return number
 
     def wait(self, after: int, seconds: float) -> int:
-        """Wait at most ``seconds`` until more has happened than ``after``: a reply came, or a site came or went. A site
-        that falls silent goes without notice. Returns the number of all that has happened, for the next call."""
+        """See :class:`~rondo.federation.server.sites.SiteLine`. A site that falls silent goes unnoticed."""
         with self._news:
             self._news.wait_for(lambda: self._number != after, seconds)
             return self._number
@@ -119,12 +117,11 @@ class SuperLink:
             self._news.notify_all()
 
     def reply(self, number: str) -> bytes | None:
-        """The reply to letter ``number``, which is handed out once; None while there is none. Whatever a site sent that
-        is no letter, or too large, is an empty one."""
+        """See :class:`~rondo.federation.server.sites.SiteLine`. What is no letter, or too large, is empty."""
         return self._links.fetch(number)
 
     def forget(self, number: str) -> None:
-        """Drop letter ``number`` and every reply to it."""
+        """See :class:`~rondo.federation.server.sites.SiteLine`."""
         self._links.drop(number)
 
 

@@ -304,15 +304,8 @@ def _entry(line: bytes) -> Mapping[str, Any] | None:
 
 def of_plan(plan: Plan, before: Mapping[str, Any] | None) -> dict[str, Any]:
     """A plan in clear, with the changes since the one ``before``."""
-    content = {
-        "labels": plan.labels,
-        "clients": plan.clients,
-        "model": plan.model,
-        "rondo": plan.rondo,
-        "threads": plan.threads,
-        "config": plan.config,
-    }
-    flat = json.loads(json.dumps(content))
+    flat = json.loads(plan.encode())
+    del flat["run"], flat["protocol"]
     changes = [] if before is None else list(_changes("", {k: before.get(k) for k in flat}, flat))
     return {**flat, "changes": changes}
 

@@ -1,4 +1,4 @@
-"""The gate: every upload is checked here before an algorithm sees it.
+"""Admission: every upload is checked here before an algorithm sees it.
 
 The server knows what it sent to each client, and so which tensors can come back. Any other upload is rejected with a
 typed reason, counted, and changes nothing; the round goes on without it. The checks, in this order: size, header,
@@ -27,8 +27,8 @@ from rondo.engine.wire.strict import Rejected, short
 from rondo.params import Packed, Params, num_bytes
 
 
-class Gate:
-    """The gate of one round, in which ``clients`` received ``algorithm``'s broadcast of ``state``.
+class Admission:
+    """The admission of one round, in which ``clients`` received ``algorithm``'s broadcast of ``state``.
 
     The norm limit holds for the change from the broadcast, and clipping scales that change. Where uploads are in other
     coordinates than the broadcast (``same_coordinates`` is false), the limit holds for the upload itself.

@@ -1,4 +1,4 @@
-"""The gate and packed uploads: honest ones count as what they unpack to, hostile ones are refused with the reason."""
+"""Admission of packed uploads: honest ones count as what they unpack to, hostile ones are refused with the reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rondo import algorithms
 from rondo.algorithm import Algorithm, Client, Round, Upload
 from rondo.algorithms.wrappers.compressed import Compressed, Packing, Rounding, TopK
 from rondo.config import AdmissionConfig
-from rondo.engine.server.gate import Gate
+from rondo.engine.server.admission import Admission
 from rondo.engine.wire import serialization
 from rondo.engine.wire.envelope import Envelope, Identity, encode_upload
 from rondo.engine.wire.strict import Rejected
@@ -37,8 +37,8 @@ class Server:
     clients: tuple[Client, ...]
     upload: Upload
 
-    def gate(self, **limits: Any) -> Gate:
-        return Gate(self.algorithm, self.state, self.round, self.clients, AdmissionConfig(**limits), IDENTITY)
+    def admission(self, **limits: Any) -> Admission:
+        return Admission(self.algorithm, self.state, self.round, self.clients, AdmissionConfig(**limits), IDENTITY)
 
     def sent(self, upload: Upload) -> bytes:
         client = upload.client
@@ -60,7 +60,7 @@ def server(packing: str, name: str = "fedit") -> Server:
 @pytest.mark.parametrize("name", ["fedit", "rolora"])
 def test_honest_upload_is_admitted_as_it_travelled(packing: str, name: str) -> None:
     setup = server(packing, name)
-    for admitted in (setup.gate().admit(setup.sent(setup.upload)), setup.gate().check(setup.upload)):
+    for admitted in (setup.admission().admit(setup.sent(setup.upload)), setup.admission().check(setup.upload)):
         assert serialization.same(dict(admitted.params), {n: setup.upload.params[n] for n in admitted.params})
         assert num_bytes(admitted.params) == num_bytes(setup.upload.params)
 
@@ -133,13 +133,13 @@ def test_hostile_upload_is_refused_with_its_reason(case: str) -> None:
     before = serialization.pack(setup.state)
     hostile = make(setup)
     for admit in (
-        lambda: setup.gate().check(hostile),
-        lambda: setup.gate().admit(setup.sent(hostile)),
+        lambda: setup.admission().check(hostile),
+        lambda: setup.admission().admit(setup.sent(hostile)),
     ):
         with pytest.raises(Rejected, match=f"^({reason}|too_large)"):
             admit()
     with pytest.raises(Rejected, match=f"^{reason}"):
-        setup.gate().check(hostile)
+        setup.admission().check(hostile)
     assert serialization.pack(setup.state) == before
 
 
@@ -148,10 +148,10 @@ def test_finite_change_that_overflows_with_the_broadcast_is_refused() -> None:
     setup = server("8 bits")
     half = {n: torch.full_like(t, 6e4).half() for n, t in setup.state.inner.params.items()}
     setup = replace(setup, state=replace(setup.state, inner=replace(setup.state.inner, params=half)))
-    assert setup.gate().check(setup.upload)
+    assert setup.admission().check(setup.upload)
     hostile = with_("first", lambda t: t.fill_(254))(replace(setup, upload=scales(lambda t: t.fill_(6e4))(setup)))
     with pytest.raises(Rejected, match=r"^not_finite"):
-        setup.gate().check(hostile)
+        setup.admission().check(hostile)
 
 
 def test_norm_is_that_of_the_unpacked_change() -> None:
@@ -159,9 +159,9 @@ def test_norm_is_that_of_the_unpacked_change() -> None:
     change = setup.algorithm.expand(setup.state, setup.upload).params
     start = setup.state.params
     norm = math.sqrt(sum(float((t - start[n]).double().square().sum()) for n, t in change.items()))
-    assert setup.gate(max_norm=norm * 1.001).check(setup.upload)
+    assert setup.admission(max_norm=norm * 1.001).check(setup.upload)
     with pytest.raises(Rejected, match="norm_exceeded"):
-        setup.gate(max_norm=norm * 0.999).check(setup.upload)
+        setup.admission(max_norm=norm * 0.999).check(setup.upload)
 
 
 SETUPS = {packing: server(packing) for packing in PACKINGS}
@@ -176,7 +176,7 @@ def test_changed_bytes_are_refused_or_finite(packing: str, changes: list[tuple[i
     for place, value in changes:
         content[-1 - place % len(content)] = value
     try:
-        admitted = setup.gate().admit(hashlib.sha256(content).digest() + bytes(content))
+        admitted = setup.admission().admit(hashlib.sha256(content).digest() + bytes(content))
     except Rejected:
         return
     unpacked = setup.algorithm.expand(setup.state, admitted).params

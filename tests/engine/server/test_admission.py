@@ -1,4 +1,4 @@
-"""The gate: bad uploads are rejected with their own reason; no payload crashes the server or changes the model."""
+"""Admission: bad uploads are rejected with their own reason; no payload crashes the server or changes the model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rondo.algorithm import Algorithm, Client, Round, Upload
 from rondo.algorithms.trial import trial_upload
 from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS, ServerStep
 from rondo.config import AdmissionConfig
-from rondo.engine.server.gate import Gate
+from rondo.engine.server.admission import Admission
 from rondo.engine.wire import envelope as wire
 from rondo.engine.wire import serialization
 from rondo.engine.wire.envelope import Envelope, Identity, decode_upload, encode_upload, header_limit
@@ -54,8 +54,8 @@ class Server:
         """The message with the most bytes of tensors; more tensors have a longer header, but may be fewer bytes."""
         return max(zip(self.uploads, self.sent, strict=True), key=lambda pair: num_bytes(pair[0].params))[1]
 
-    def gate(self, **limits: Any) -> Gate:
-        return Gate(self.algorithm, self.state, self.round, self.clients, AdmissionConfig(**limits), IDENTITY)
+    def admission(self, **limits: Any) -> Admission:
+        return Admission(self.algorithm, self.state, self.round, self.clients, AdmissionConfig(**limits), IDENTITY)
 
 
 def envelope(upload: Upload, **changes: Any) -> Envelope:
@@ -92,9 +92,9 @@ VARIANTS = [(name, False) for name in NAMES] + [(n, True) for n in NAMES if algo
 @pytest.mark.parametrize(("name", "ranks"), VARIANTS)
 def test_honest_uploads_are_admitted_unchanged(name: str, ranks: bool) -> None:
     setup = server(name, ranks)
-    gate, direct = setup.gate(), setup.gate()
+    admission, direct = setup.admission(), setup.admission()
     for upload, data in zip(setup.uploads, setup.sent, strict=True):
-        for admitted in (gate.admit(data), direct.check(upload)):
+        for admitted in (admission.admit(data), direct.check(upload)):
             assert (admitted.client, admitted.weight) == (upload.client, upload.weight)
             assert serialization.same(dict(admitted.params), dict(upload.params))
             one_type = len({t.dtype for t in upload.params.values()}) == 1
@@ -105,30 +105,30 @@ def test_honest_uploads_are_admitted_unchanged(name: str, ranks: bool) -> None:
 def test_admitted_tensors_have_one_order_whatever_the_uploads(name: str, ranks: bool) -> None:
     """A rule that lays a client's tensors end to end compares each with its like (safetensors keeps no order)."""
     setup = server(name, ranks)
-    direct = setup.gate()
+    direct = setup.admission()
     orders = [list(direct.check(u).params) for u in setup.uploads]
     reversed_order = [replace(u, params=dict(reversed(list(u.params.items())))) for u in setup.uploads]
-    gate = setup.gate()
-    assert [list(gate.check(u).params) for u in reversed_order] == orders
+    admission = setup.admission()
+    assert [list(admission.check(u).params) for u in reversed_order] == orders
     for _ in range(4):
-        gate = setup.gate()
-        assert [list(gate.admit(data).params) for data in setup.sent] == orders
+        admission = setup.admission()
+        assert [list(admission.admit(data).params) for data in setup.sent] == orders
 
 
 def test_upload_without_tensors_is_admitted_and_no_other() -> None:
     """A method that sends nothing still answers, and its answer is held to its names and its weight."""
     setup = server("local")
     assert [len(u.params) for u in setup.uploads] == [0, 0, 0]
-    gate, direct = setup.gate(max_norm=1.0), setup.gate(max_norm=1.0)
+    admission, direct = setup.admission(max_norm=1.0), setup.admission(max_norm=1.0)
     for upload, data in zip(setup.uploads, setup.sent, strict=True):
-        assert gate.admit(data) == direct.check(upload) == upload
+        assert admission.admit(data) == direct.check(upload) == upload
     first = setup.uploads[0]
     surplus = replace(first, params={"head:out.weight": torch.zeros(1)})
     for bad, reason in ((surplus, "too_large"), (replace(first, weight=17.0), "bad_weight")):
         with pytest.raises(Rejected, match=reason):
-            setup.gate().admit(encode_upload(bad, envelope(bad)))
+            setup.admission().admit(encode_upload(bad, envelope(bad)))
     with pytest.raises(Rejected, match="wrong_names"):
-        setup.gate().check(surplus)
+        setup.admission().check(surplus)
 
 
 # Hand-written payloads
@@ -359,12 +359,12 @@ def test_bad_payloads_are_rejected_with_their_reason(name: str, ranks: bool) -> 
             continue
         if title == "one more byte" and setup.algorithm.traits.varying_shapes:
             reason = "unreadable"  # its uploads have no single size
-        gate = setup.gate(max_examples=10**6)
+        admission = setup.admission(max_examples=10**6)
         with pytest.raises(Rejected) as error:
-            gate.admit(make(setup))
+            admission.admit(make(setup))
         assert error.value.reason == reason, f"{title}: {error.value}"
         assert error.value.detail.isprintable(), title
-        gate.admit(setup.sent[2])  # other clients are not held up
+        admission.admit(setup.sent[2])  # other clients are not held up
     assert serialization.pack(setup.state) == before
 
 
@@ -372,30 +372,30 @@ def test_bad_payloads_are_rejected_with_their_reason(name: str, ranks: bool) -> 
 def test_1e39_is_finite_for_a_float64_state(dtype: torch.dtype, finite: bool) -> None:
     setup = server("fedit")
     state = replace(setup.state, params={n: t.to(dtype) for n, t in setup.state.params.items()})
-    gate = Gate(setup.algorithm, state, setup.round, setup.clients, AdmissionConfig(), IDENTITY)
+    admission = Admission(setup.algorithm, state, setup.round, setup.clients, AdmissionConfig(), IDENTITY)
     wide = replace(setup.uploads[0], params={n: torch.full_like(t, 1e39) for n, t in setup.uploads[0].params.items()})
-    gate._expected[None] = setup.uploads[0]  # a method may send wider numbers than the server keeps
+    admission._expected[None] = setup.uploads[0]  # a method may send wider numbers than the server keeps
     if finite:
-        assert gate.check(wide).client == wide.client
+        assert admission.check(wide).client == wide.client
         return
     with pytest.raises(Rejected, match="not_finite"):
-        gate.check(wide)
+        admission.check(wide)
 
 
 @pytest.mark.parametrize(("name", "ranks"), VARIANTS)
-def test_gate_rejects_second_upload(name: str, ranks: bool) -> None:
+def test_admission_rejects_second_upload(name: str, ranks: bool) -> None:
     """One upload counts per client and round, and none once the round is closed."""
     setup = server(name, ranks)
-    gate = setup.gate()
-    gate.admit(setup.sent[0])
+    admission = setup.admission()
+    admission.admit(setup.sent[0])
     for data, which in ((setup.sent[0], "the same upload"), (CASES["NaN"][1](setup), "another upload")):
         with pytest.raises(Rejected, match=f"duplicate: {which} of 'client-0' came before"):
-            gate.admit(data)
-    gate.close()
+            admission.admit(data)
+    admission.close()
     with pytest.raises(Rejected, match="round_closed: round 1 is over"):
-        gate.admit(setup.sent[1])
+        admission.admit(setup.sent[1])
     with pytest.raises(Rejected, match="round_closed"):
-        gate.check(setup.uploads[1])
+        admission.check(setup.uploads[1])
 
 
 def with_name(upload: Upload, client: str) -> Upload:
@@ -406,7 +406,7 @@ def test_rejections_name_reason_and_difference() -> None:
     """Of uploads as bytes and as tensors, word for word."""
     setup, other = server("fedit"), "1" * 64
     whole = setup.uploads[0]
-    closed, once = setup.gate(), setup.gate()
+    closed, once = setup.admission(), setup.admission()
     closed.close()
     once.check(whole)
     sent = {
@@ -415,16 +415,16 @@ def test_rejections_name_reason_and_difference() -> None:
         "wrong_round: 0, this is 1": envelope(whole, round=0),
         "unknown_client: 'mallory' has no part in round 1": envelope(whole, client="mallory"),
     }
-    rejections = [(setup.gate(), with_name(whole, "mallory"), "unknown_client: 'mallory' has no part in round 1")]
+    rejections = [(setup.admission(), with_name(whole, "mallory"), "unknown_client: 'mallory' has no part in round 1")]
     rejections += [(closed, whole, "round_closed: round 1 is over")]
     rejections += [(once, whole, "duplicate: the same upload of 'client-0' came before")]
-    for gate, upload, message in rejections:
+    for admission, upload, message in rejections:
         with pytest.raises(Rejected) as error:
-            gate.check(upload)
+            admission.check(upload)
         assert str(error.value) == message
     for message, signed in sent.items():
         with pytest.raises(Rejected) as error:
-            setup.gate().admit(encode_upload(whole, signed))
+            setup.admission().admit(encode_upload(whole, signed))
         assert str(error.value) == message
 
 
@@ -434,7 +434,7 @@ def test_tensor_that_is_not_finite_is_named() -> None:
     last = list(params)[-1]
     params[last] = with_number(math.nan)(params[last])
     with pytest.raises(Rejected) as error:
-        setup.gate().check(replace(setup.uploads[0], params=params))
+        setup.admission().check(replace(setup.uploads[0], params=params))
     assert str(error.value) == f"not_finite: {last}"
 
 
@@ -447,10 +447,10 @@ def test_numbers_of_examples_have_exact_bounds(most: int | None, allowed: str) -
         return replace(setup.uploads[0], client=client, weight=float(examples))
 
     for examples in (1, 7):
-        assert setup.gate(max_examples=most).check(claiming(examples)).client.num_examples == examples
+        assert setup.admission(max_examples=most).check(claiming(examples)).client.num_examples == examples
     for examples in (0, -1, 8) if most else (0, -1):
         with pytest.raises(Rejected) as error:
-            setup.gate(max_examples=most).check(claiming(examples))
+            setup.admission(max_examples=most).check(claiming(examples))
         assert str(error.value) == f"bad_examples: {examples}, allowed are {allowed}"
 
 
@@ -467,12 +467,12 @@ def test_tensors_of_wrong_types_and_shapes_are_named(ranks: bool) -> None:
     }
     for message, changed in changes.items():
         with pytest.raises(Rejected) as error:
-            setup.gate().check(replace(upload, params={**upload.params, name: changed}))
+            setup.admission().check(replace(upload, params={**upload.params, name: changed}))
         assert str(error.value) == message
     fixed = server("fedit")
     name, tensor = next((n, t) for n, t in fixed.uploads[0].params.items() if t.dim() == 2)
     with pytest.raises(Rejected) as error:
-        fixed.gate().check(replace(fixed.uploads[0], params={**fixed.uploads[0].params, name: tensor[1:]}))
+        fixed.admission().check(replace(fixed.uploads[0], params={**fixed.uploads[0].params, name: tensor[1:]}))
     assert str(error.value) == f"wrong_shape: {name} is {tuple(tensor[1:].shape)}, expected {tuple(tensor.shape)}"
 
 
@@ -487,7 +487,7 @@ def test_missing_and_surplus_tensors_are_named() -> None:
         ({**fewer, "y": torch.zeros(0)}, f"missing {name!r}, unexpected 'y'; 2 differ"),
     ):
         with pytest.raises(Rejected) as error:
-            setup.gate().check(replace(setup.uploads[0], params=changed))
+            setup.admission().check(replace(setup.uploads[0], params=changed))
         assert str(error.value) == f"wrong_names: {difference}"
 
 
@@ -496,7 +496,7 @@ def test_weight_of_its_own_kind_must_be_finite() -> None:
     setup = server("hetlora")
     for weight in (math.inf, math.nan, 0.0, -1.0):
         with pytest.raises(Rejected) as error:
-            setup.gate().check(replace(setup.uploads[0], weight=weight))
+            setup.admission().check(replace(setup.uploads[0], weight=weight))
         assert str(error.value) == f"bad_weight: {weight}, must be positive and finite"
 
 
@@ -504,14 +504,14 @@ def test_uniform_weights_are_one() -> None:
     setup = server("fedit")
     examples = setup.clients[0].num_examples
 
-    def gate() -> Gate:
+    def admission() -> Admission:
         uniform = AdmissionConfig(), IDENTITY, "uniform"
-        return Gate(setup.algorithm, setup.state, setup.round, setup.clients, *uniform)  # type: ignore[arg-type]
+        return Admission(setup.algorithm, setup.state, setup.round, setup.clients, *uniform)  # type: ignore[arg-type]
 
-    assert gate().check(replace(setup.uploads[0], weight=1.0)).weight == 1.0
+    assert admission().check(replace(setup.uploads[0], weight=1.0)).weight == 1.0
     for weight in (float(examples), 2.0):
         with pytest.raises(Rejected) as error:
-            gate().check(replace(setup.uploads[0], weight=weight))
+            admission().check(replace(setup.uploads[0], weight=weight))
         assert str(error.value) == f"bad_weight: {weight}, for {examples} examples it is 1"
 
 
@@ -526,7 +526,7 @@ def test_rejection_of_slots_says_why() -> None:
     }
     for reason, changed in bad.items():
         with pytest.raises(Rejected, match=rf"^{reason}: {factor}") as error:
-            setup.gate().check(replace(setup.uploads[0], params={**params, **changed}))
+            setup.admission().check(replace(setup.uploads[0], params={**params, **changed}))
         assert error.value.reason == reason
 
 
@@ -537,17 +537,17 @@ def test_uploads_of_no_single_size_have_a_limit(ranks: bool) -> None:
     limit = 2 * max(num_bytes(setup.algorithm.expand(setup.state, u).params) for u in setup.uploads)
     header, _ = parts(setup.sent[0])
     with pytest.raises(Rejected, match=f"too_large: more than {limit} bytes of tensors"):
-        setup.gate().admit(built(header, bytes(limit + 1)))
+        setup.admission().admit(built(header, bytes(limit + 1)))
     with pytest.raises(Rejected, match="unreadable"):
-        setup.gate().admit(built(header, bytes(limit)))
+        setup.admission().admit(built(header, bytes(limit)))
 
 
-def test_gate_rejects_retry_after_rejection() -> None:
+def test_admission_rejects_retry_after_rejection() -> None:
     setup = server("fedit")
-    gate = setup.gate()
+    admission = setup.admission()
     for data, reason in ((CASES["NaN"][1](setup), "not_finite"), (setup.sent[0], "duplicate")):
         with pytest.raises(Rejected, match=reason):
-            gate.admit(data)
+            admission.admit(data)
 
 
 @pytest.mark.parametrize(
@@ -577,9 +577,9 @@ def test_slots_must_exist_and_be_distinct(slots: list[int], values: int, reason:
     data = encode_upload(replace(upload, params=params), envelope(upload))
     if reason is not None:
         with pytest.raises(Rejected, match=reason):
-            setup.gate().admit(data)
+            setup.admission().admit(data)
         return
-    expanded = setup.algorithm.expand(setup.state, setup.gate().admit(data)).params[factor]
+    expanded = setup.algorithm.expand(setup.state, setup.admission().admit(data)).params[factor]
     start = setup.state.params[factor]
     for slot in range(start.shape[axis]):
         expected = torch.ones(width, dtype=start.dtype) if slot in slots else start.select(axis, slot)
@@ -606,10 +606,10 @@ def test_norm_above_bound_is_rejected_or_clipped(name: str, ranks: bool) -> None
     upload = setup.uploads[1]
     size = norm(change(setup, upload))
     assert size > 0
-    assert serialization.same(dict(setup.gate(max_norm=size * 1.001).check(upload).params), dict(upload.params))
+    assert serialization.same(dict(setup.admission(max_norm=size * 1.001).check(upload).params), dict(upload.params))
     with pytest.raises(Rejected, match=r"norm_exceeded: .*, allowed is"):
-        setup.gate(max_norm=size * 0.999).check(upload)
-    clipped = setup.gate(max_norm=size / 4, clip=True).check(upload)
+        setup.admission(max_norm=size * 0.999).check(upload)
+    clipped = setup.admission(max_norm=size / 4, clip=True).check(upload)
     clipped_change = change(setup, clipped)
     assert norm(clipped_change) == pytest.approx(size / 4, rel=1e-9)
     for n, t in change(setup, upload).items():
@@ -623,10 +623,10 @@ def test_bound_holds_for_uploads_in_other_coordinates(name: str) -> None:
     setup = server(name)
     params = setup.algorithm.expand(setup.state, setup.uploads[1]).params
     size = norm(params)
-    clipped = setup.gate(max_norm=size / 4, clip=True).check(setup.uploads[1]).params
+    clipped = setup.admission(max_norm=size / 4, clip=True).check(setup.uploads[1]).params
     for n, t in params.items():
         torch.testing.assert_close(clipped[n], t / 4, rtol=1e-9, atol=1e-12)
-    setup.gate(max_norm=size * 1.001).check(setup.uploads[1])
+    setup.admission(max_norm=size * 1.001).check(setup.uploads[1])
 
 
 def test_bound_itself_is_allowed() -> None:
@@ -635,9 +635,9 @@ def test_bound_itself_is_allowed() -> None:
     params = {n: torch.zeros_like(t) for n, t in upload.params.items()}
     params[first(params)].view(-1)[0] = 3.0
     upload = replace(upload, params=params)
-    assert setup.gate(max_norm=3.0).check(upload).client == upload.client
+    assert setup.admission(max_norm=3.0).check(upload).client == upload.client
     with pytest.raises(Rejected) as error:
-        setup.gate(max_norm=2.75).check(upload)
+        setup.admission(max_norm=2.75).check(upload)
     assert str(error.value) == "norm_exceeded: 3, allowed is 2.75"
 
 
@@ -646,7 +646,7 @@ def test_clipped_upload_keeps_its_types() -> None:
     state = replace(setup.state, params={n: t.float() for n, t in setup.state.params.items()})
     upload = replace(setup.uploads[0], params={n: t.float() for n, t in setup.uploads[0].params.items()})
     limits = AdmissionConfig(max_norm=1e-3, clip=True)
-    clipped = Gate(setup.algorithm, state, setup.round, setup.clients, limits, IDENTITY).check(upload).params
+    clipped = Admission(setup.algorithm, state, setup.round, setup.clients, limits, IDENTITY).check(upload).params
     assert {t.dtype for t in clipped.values()} == {torch.float32}
     assert norm(change(replace(setup, state=state), replace(upload, params=clipped))) == pytest.approx(1e-3, rel=1e-3)
 
@@ -682,21 +682,21 @@ mutations = st.builds(Mutation, st.floats(0, 1), st.binary(max_size=12), st.inte
 def never_crashes(name: str, change: Mutation) -> None:
     setup = server(name)
     data = change(setup.sent[0])
-    gate = setup.gate(max_examples=1000, max_norm=1e3)
+    admission = setup.admission(max_examples=1000, max_norm=1e3)
     try:
-        admitted = gate.admit(data)
+        admitted = admission.admit(data)
     except Rejected:
         return
     # The mutation changed a number of a tensor or of the envelope; the result could be an honest upload.
     assert change.digest or data == setup.sent[0]
-    new = setup.algorithm.aggregate(setup.state, [admitted, *(gate.admit(d) for d in setup.sent[1:])], setup.round)
+    new = setup.algorithm.aggregate(setup.state, [admitted, *(admission.admit(d) for d in setup.sent[1:])], setup.round)
     assert [t for t in serialization.tensors(new) if t.is_floating_point() and not t.isfinite().all()] == []
 
 
 @pytest.mark.slow
 @given(name=st.sampled_from(NAMES), change=mutations)
 @settings(max_examples=2000)
-def test_gate_survives_mutated_uploads(name: str, change: Mutation) -> None:
+def test_admission_survives_mutated_uploads(name: str, change: Mutation) -> None:
     never_crashes(name, change)
 
 
@@ -704,7 +704,7 @@ def test_gate_survives_mutated_uploads(name: str, change: Mutation) -> None:
 @given(name=st.sampled_from(NAMES), change=mutations)
 @settings(max_examples=200_000)
 @pytest.mark.timeout(900)
-def test_gate_survives_many_mutated_uploads(name: str, change: Mutation) -> None:
+def test_admission_survives_many_mutated_uploads(name: str, change: Mutation) -> None:
     never_crashes(name, change)
 
 
@@ -758,15 +758,15 @@ def test_large_headers_take_little_time(title: str) -> None:
 
 def test_header_beyond_any_honest_one_is_not_read() -> None:
     setup = server("fedit")
-    gate = setup.gate()
+    admission = setup.admission()
     with pytest.raises(Rejected, match="too_large"):
-        gate.admit(large(setup, LARGE["names that differ"]))
+        admission.admit(large(setup, LARGE["names that differ"]))
     header, _ = parts(setup.sent[0])
     limit = header_limit(setup.uploads[0].params.keys(), "client-0")
     text = json.dumps({"__metadata__": header["__metadata__"]}).encode()
     for length, reason in ((limit, "wrong_names"), (limit + 1, f"unreadable: .* a header of {limit + 1}")):
         with pytest.raises(Rejected, match=reason):
-            setup.gate().admit(built(text.ljust(length), b""))
+            setup.admission().admit(built(text.ljust(length), b""))
 
 
 def test_longer_upload_than_the_largest_is_not_digested() -> None:
@@ -784,10 +784,10 @@ def test_longer_upload_than_the_largest_is_not_digested() -> None:
 
 def test_upload_in_anothers_name_is_rejected_and_theirs_counts() -> None:
     setup = server("fedit")
-    gate = setup.gate()
+    admission = setup.admission()
     with pytest.raises(Rejected, match="wrong_client: 'client-0', and it came from 'client-1'"):
-        gate.admit(setup.sent[0], "client-1")
-    assert gate.admit(setup.sent[0], "client-0").client.id == "client-0"
+        admission.admit(setup.sent[0], "client-1")
+    assert admission.admit(setup.sent[0], "client-0").client.id == "client-0"
 
 
 @pytest.mark.parametrize(("name", "ranks"), VARIANTS)
@@ -808,7 +808,7 @@ def test_names_are_compared_before_tensors_are_read(name: str, ranks: bool, monk
     monkeypatch.setattr(wire.safetensors.torch, "load", read.append)
     for title in ("one tensor more", "one tensor less", "another name", "a stranger", "another run"):
         with pytest.raises(Rejected):
-            setup.gate().admit(CASES[title][1](setup))
+            setup.admission().admit(CASES[title][1](setup))
     assert read == []
 
 
@@ -818,18 +818,18 @@ def test_tensor_of_many_axes_has_a_short_rejection() -> None:
     name = next(n for n in header if n != "__metadata__")
     header[name]["shape"] += [1] * 5000
     with pytest.raises(Rejected, match="wrong_shape") as error:
-        setup.gate().admit(built(json.dumps(header, separators=(",", ":")).encode(), body))
+        setup.admission().admit(built(json.dumps(header, separators=(",", ":")).encode(), body))
     assert len(str(error.value)) < 300
 
 
 def test_payloads_run_no_code_and_open_nothing() -> None:
-    """An audit hook hears every import, file, process and unpickling while all payloads pass the gate."""
+    """An audit hook hears every import, file, process and unpickling while all payloads pass the admission."""
     setup = server("fedit")
     payloads = [make(setup) for _, make in CASES.values()]
-    gates = [setup.gate() for _ in payloads]
-    for gate, data in zip(gates, payloads, strict=True):  # a first pass, so that the second one imports nothing new
+    admissions = [setup.admission() for _ in payloads]
+    for admission, data in zip(admissions, payloads, strict=True):  # first, so that the second pass imports nothing
         with pytest.raises(Rejected):
-            gate.admit(data)
+            admission.admit(data)
     heard: list[str] = []
     listening = [True]
 
@@ -840,7 +840,7 @@ def test_payloads_run_no_code_and_open_nothing() -> None:
     sys.addaudithook(hook)  # cannot be removed again, hence the switch
     for data in payloads:
         with pytest.raises(Rejected):
-            setup.gate().admit(data)
+            setup.admission().admit(data)
     listening[0] = False
     assert heard == []
 
@@ -863,11 +863,11 @@ def test_trial_upload_has_names_types_and_bytes_of_real_one(name: str, ranks: bo
             assert num_bytes(trial) == num_bytes(upload.params)
 
 
-def test_gate_sees_through_server_optimizer() -> None:
+def test_admission_sees_through_server_optimizer() -> None:
     setup = server("fedit")
     wrapped = ServerStep(setup.algorithm, OPTIMIZERS["adam"]())
     problem = TwoLayers.make(3)
     state = wrapped.init(problem.params, problem.weights, setup.round)
-    gate = Gate(wrapped, state, setup.round, setup.clients, AdmissionConfig(max_norm=1e3), IDENTITY)
-    params: Params = gate.admit(setup.sent[0]).params
+    admission = Admission(wrapped, state, setup.round, setup.clients, AdmissionConfig(max_norm=1e3), IDENTITY)
+    params: Params = admission.admit(setup.sent[0]).params
     assert serialization.same(dict(params), dict(setup.uploads[0].params))
