@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +27,7 @@ pytest.importorskip("dp_accounting")
 from parties import OPEN
 
 from audits import epsilon_of_mu, least_mu_at
+from planted import SHARES_HALVED, SHARES_LEFT_OUT, Bug
 from rondo.algorithm import Client, Round, ServerState
 from rondo.algorithms import get
 from rondo.config import load
@@ -44,7 +45,7 @@ from rondo.federation.site.ledger import SiteLedger
 from rondo.federation.site.sum_state import Learned, Opened, SumState
 from rondo.federation.site.sums import Sums
 from rondo.privacy.masking import masks
-from rondo.privacy.masking.integers import NoiseShare, epsilon_of_shares
+from rondo.privacy.masking.integers import epsilon_of_shares
 from rondo.privacy.masking.session import SiteSession
 from rondo.privacy.masking.shares import threshold_of
 from rondo.privacy.sums.masked_sum import masked_sum
@@ -192,31 +193,18 @@ def test_lower_bound_is_below_the_claim_and_near_it(tmp_path: Path, voices: list
     assert by_vector <= claimed
 
 
-def _halved(patch: pytest.MonkeyPatch) -> None:
-    deviation = NoiseShare.deviation
-    patch.setattr(NoiseShare, "deviation", lambda self, threshold: deviation(self, threshold) // 2)
+STREAM = masks.stream
+WITHOUT_MASKS: Bug = (masks, "stream", lambda *args: 0 * STREAM(*args))
+"""Each vector has one share of the noise."""
 
 
-def _left_out(patch: pytest.MonkeyPatch) -> None:
-    drawn = NoiseShare.drawn
-    patch.setattr(NoiseShare, "drawn", lambda self, *args: 0 * drawn(self, *args))
-
-
-def _without_masks(patch: pytest.MonkeyPatch) -> None:
-    """Each vector has one share of the noise."""
-    stream = masks.stream
-    patch.setattr(masks, "stream", lambda *args: 0 * stream(*args))
-
-
-@pytest.mark.parametrize(("fault", "reading"), [(_halved, 0), (_left_out, 0), (_without_masks, 1)])
+@pytest.mark.parametrize(
+    ("bug", "reading"), [(SHARES_HALVED, 0), (SHARES_LEFT_OUT, 0), (WITHOUT_MASKS, 1)], ids=["halved", "none", "bare"]
+)
 def test_planted_fault_is_caught(
-    fault: Callable[[pytest.MonkeyPatch], None],
-    reading: int,
-    tmp_path: Path,
-    voices: list[Voice],
-    monkeypatch: pytest.MonkeyPatch,
+    bug: Bug, reading: int, tmp_path: Path, voices: list[Voice], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fault(monkeypatch)
+    monkeypatch.setattr(*bug)
     found, claimed = bounds(*audited(tmp_path, voices)), epsilon_of_mu(1 / NOISE, DELTA)
     print(f"claimed {claimed:.3f}, lower bound by the sum {found[0]:.3f}, by the vector {found[1]:.3f}")
     assert found[reading] > claimed

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from audits import epsilon_of_mu, least_mu_at, right_guesses, steinke
+from planted import SHARES_HALVED, STEPS_HALVED, Bug
 from rondo.algorithm import Client, Round, ServerState, Upload
 from rondo.algorithms import get
 from rondo.config import ClientsConfig, TrainConfig, load
@@ -47,7 +48,6 @@ pytestmark = pytest.mark.slow
 
 CANARIES, OTHERS, DELTA, SEED = 1000, 40, 1e-5, 1
 INCLUDED = np.random.default_rng(SEED).random(CANARIES) < 0.5
-Bug = Callable[[pytest.MonkeyPatch], None]
 
 
 @dataclass(frozen=True)
@@ -192,49 +192,39 @@ def test_bound_with_masks_and_held_back_rows_is_below_the_claim(persons: bool) -
     assert Rows(setting, persons, drops=True, held_back=True).bound() <= setting.claim()
 
 
-def _halved(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(private_step, "add_noise", lambda sums, deviation, *rest: add_noise(sums, deviation / 2, *rest))
+def _bare_head(sums: Any, deviation: float, *rest: Any) -> Mapping[str, Tensor]:
+    return {**add_noise(sums, deviation, *rest), "head:w": add_noise(sums, 0.0, *rest)["head:w"]}
 
 
-def _bare_head(patch: pytest.MonkeyPatch) -> None:
-    def bare(sums: Any, deviation: float, *rest: Any) -> Mapping[str, Tensor]:
-        return {**add_noise(sums, deviation, *rest), "head:w": add_noise(sums, 0.0, *rest)["head:w"]}
-
-    patch.setattr(private_step, "add_noise", bare)
+def _by_place(steps: PrivateSteps, step: int, row: Any) -> int:
+    return [other is row for other in steps._rows].index(True)
 
 
-def _by_place(patch: pytest.MonkeyPatch) -> None:
-    def seed(steps: PrivateSteps, step: int, row: Any) -> int:
-        return [other is row for other in steps._rows].index(True)
-
-    patch.setattr(PrivateSteps, "_seed", seed)
-
-
-def _priced_anew(patch: pytest.MonkeyPatch) -> None:
-    count = Account.count
-    patch.setattr(Account, "count", lambda self, entry: count(self, replace(entry, noise=40.0)))
-
-
-def _sound(patch: pytest.MonkeyPatch) -> None:
-    """The fault is in what the auditor knows, or in what the rows are split by."""
+COUNT = Account.count
+BARE_HEAD_OF_STEPS: Bug = (private_step, "add_noise", _bare_head)
+PRICED_ANEW: Bug = (Account, "count", lambda self, entry: COUNT(self, replace(entry, noise=40.0)))
+SOUND: Bug = (private_step, "add_noise", add_noise)
+"""The fault is in what the auditor knows, or in what the rows are split by."""
 
 
 @pytest.mark.parametrize("persons", [False, True], ids=["rows", "persons"])
 @pytest.mark.parametrize(
     ("bug", "rows", "looks"),
     [
-        pytest.param(_halved, {}, {}, id="half the noise"),
-        pytest.param(_bare_head, {}, {"looks_at": slice(-1, None)}, id="no noise on the head"),
-        pytest.param(_by_place, {"drops": True}, {}, id="masks by place"),
-        pytest.param(_sound, {"held_back": True, "by_row": False}, {}, id="split by seed"),
-        pytest.param(_priced_anew, {}, {}, id="account at new noise"),
-        pytest.param(_sound, {}, {"known": True}, id="known noise"),
+        pytest.param(STEPS_HALVED, {}, {}, id="half the noise"),
+        pytest.param(
+            (private_step, "add_noise", _bare_head), {}, {"looks_at": slice(-1, None)}, id="no noise on the head"
+        ),
+        pytest.param((PrivateSteps, "_seed", _by_place), {"drops": True}, {}, id="masks by place"),
+        pytest.param(SOUND, {"held_back": True, "by_row": False}, {}, id="split by seed"),
+        pytest.param(PRICED_ANEW, {}, {}, id="account at new noise"),
+        pytest.param(SOUND, {}, {"known": True}, id="known noise"),
     ],
 )
 def test_planted_bug_of_rows_is_above_the_claim(
     bug: Bug, rows: Any, looks: Any, persons: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bug(monkeypatch)
+    monkeypatch.setattr(*bug)
     found, claimed = Rows(BUGGY, persons, **rows).bound(**looks), BUGGY.claim()
     print(f"claimed {claimed:.2f}, bound {found:.2f}")
     assert found > claimed
@@ -324,44 +314,32 @@ def test_bound_of_sums_is_below_the_claim(unit: str, setting: Setting) -> None:
     assert 0.1 * setting.claim() < found <= setting.claim()
 
 
-def _halved_sum(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(private_sum, "noised", lambda total, deviation, *rest: noised(total, deviation / 2, *rest))
+def _bare_head_of_sum(total: Tensor, *rest: Any) -> Tensor:
+    return torch.cat([noised(total, *rest)[:-HEAD], total[-HEAD:]])
 
 
-def _bare_head_of_sum(patch: pytest.MonkeyPatch) -> None:
-    def bare(total: Tensor, *rest: Any) -> Tensor:
-        return torch.cat([noised(total, *rest)[:-HEAD], total[-HEAD:]])
-
-    patch.setattr(private_sum, "noised", bare)
-
-
-def _halved_share(patch: pytest.MonkeyPatch) -> None:
-    deviation = NoiseShare.deviation
-    patch.setattr(NoiseShare, "deviation", lambda self, threshold: deviation(self, threshold) // 2)
-
-
-def _bare_head_of_shares(patch: pytest.MonkeyPatch) -> None:
-    drawn = NoiseShare.drawn
-    patch.setattr(NoiseShare, "drawn", lambda *args: drawn(*args) * (np.arange(CANARIES) < CANARIES - HEAD))
+DRAWN = NoiseShare.drawn
+SUM_HALVED: Bug = (private_sum, "noised", lambda total, deviation, *rest: noised(total, deviation / 2, *rest))
+BARE_HEAD: Bug = (NoiseShare, "drawn", lambda *args: DRAWN(*args) * (np.arange(CANARIES) < CANARIES - HEAD))
 
 
 @pytest.mark.parametrize(
     ("scores", "bug", "looks_at"),
     [
-        pytest.param(of_clients, _halved_sum, 0, id="clients, half the noise"),
-        pytest.param(of_clients, _bare_head_of_sum, -HEAD, id="clients, no noise on the head"),
-        pytest.param(of_clients, _priced_anew, 0, id="clients, account at new noise"),
-        pytest.param(of_clients_by_the_key, _sound, 0, id="clients, known noise"),
-        pytest.param(of_sites, _halved_share, 0, id="sites, half the noise"),
-        pytest.param(of_sites, _bare_head_of_shares, -HEAD, id="sites, no noise on the head"),
-        pytest.param(of_sites, _priced_anew, 0, id="sites, account at new noise"),
-        pytest.param(functools.partial(of_sites, known=0), _sound, 0, id="sites, known noise"),
+        pytest.param(of_clients, SUM_HALVED, 0, id="clients, half the noise"),
+        pytest.param(of_clients, (private_sum, "noised", _bare_head_of_sum), -HEAD, id="clients, no noise on the head"),
+        pytest.param(of_clients, PRICED_ANEW, 0, id="clients, account at new noise"),
+        pytest.param(of_clients_by_the_key, SOUND, 0, id="clients, known noise"),
+        pytest.param(of_sites, SHARES_HALVED, 0, id="sites, half the noise"),
+        pytest.param(of_sites, BARE_HEAD, -HEAD, id="sites, no noise on the head"),
+        pytest.param(of_sites, PRICED_ANEW, 0, id="sites, account at new noise"),
+        pytest.param(functools.partial(of_sites, known=0), SOUND, 0, id="sites, known noise"),
     ],
 )
 def test_planted_bug_of_sums_is_above_the_claim(
     scores: Callable[[Setting], np.ndarray], bug: Bug, looks_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bug(monkeypatch)
+    monkeypatch.setattr(*bug)
     found, claimed = BUGGY.bound(scores(BUGGY)[looks_at:], INCLUDED[looks_at:]), BUGGY.claim()
     print(f"claimed {claimed:.2f}, bound {found:.2f}")
     assert found > claimed

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import tiny
+from planted import STEPS_HALVED, STEPS_UNCLIPPED, Bug
 from rondo.algorithm import Client, Loss, Round
 from rondo.config import ClientsConfig, TrainConfig
 from rondo.data.units import Units
@@ -292,72 +293,42 @@ def test_law(law: Callable[[], None]) -> None:
     law()
 
 
-def _halved(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(private_step, "add_noise", lambda sums, deviation, *rest: add_noise(sums, deviation / 2, *rest))
+def _clipped_by_tensor(gradients: Params, *rest: Any) -> dict[str, Tensor]:
+    return {n: clipped_sums({n: g}, *rest)[n] for n, g in gradients.items()}
 
 
-def _reused(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(private_step, "add_noise", lambda s, d, _, e: add_noise(s, d, [SecretStream(5)], e))
+BATCHES, GRADIENT = PrivateSteps.batches, PrivateSteps.gradient
 
 
-def _unclipped(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(private_step, "clipped_sums", lambda *args: clipped_sums(*args[:-1], float("inf")))
+def _no_empty_steps(self: PrivateSteps, *args: Any) -> Iterator[Any]:
+    return (batch for batch in BATCHES(self, *args) if batch)
 
 
-def _clipped_by_tensor(patch: pytest.MonkeyPatch) -> None:
-    def each(gradients: Params, *rest: Any) -> dict[str, Tensor]:
-        return {n: clipped_sums({n: g}, *rest)[n] for n, g in gradients.items()}
-
-    patch.setattr(private_step, "clipped_sums", each)
+def _noiseless_empty_steps(self: PrivateSteps, trained: Params, parts: Any) -> dict[str, Tensor]:
+    held = list(parts)
+    return GRADIENT(self, trained, held) if held else {n: torch.zeros_like(t) for n, t in trained.items()}
 
 
-def _no_empty_steps(patch: pytest.MonkeyPatch) -> None:
-    original = PrivateSteps.batches
-
-    def full(self: PrivateSteps, *args: Any) -> Iterator[Any]:
-        return (batch for batch in original(self, *args) if batch)
-
-    patch.setattr(PrivateSteps, "batches", full)
-
-
-def _noiseless_empty_steps(patch: pytest.MonkeyPatch) -> None:
-    original = PrivateSteps.gradient
-
-    def still(self: PrivateSteps, trained: Params, parts: Any) -> dict[str, Tensor]:
-        held = list(parts)
-        return original(self, trained, held) if held else {n: torch.zeros_like(t) for n, t in trained.items()}
-
-    patch.setattr(PrivateSteps, "gradient", still)
-
-
-def _seeded_draws(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(private_step, "SecretStream", lambda _, purpose: SecretStream(7, purpose))
-
-
-def _fixed_size(patch: pytest.MonkeyPatch) -> None:
-    def chosen(self: SecretStream, population: int, probability: float) -> list[int]:
-        return self.uniform(population).argsort()[: round(population * probability)].tolist()
-
-    patch.setattr(SecretStream, "chosen", chosen)
+def _fixed_size(self: SecretStream, population: int, probability: float) -> list[int]:
+    return self.uniform(population).argsort()[: round(population * probability)].tolist()
 
 
 @pytest.mark.parametrize(
-    ("fault", "law"),
+    ("bug", "law"),
     [
-        (_halved, law_of_noise),
-        (_reused, law_of_noise),
-        (_unclipped, law_of_clip),
-        (_clipped_by_tensor, law_of_clip),
-        (_no_empty_steps, law_of_steps),
-        (_noiseless_empty_steps, law_of_steps),
-        (_seeded_draws, law_of_draws),
-        (_fixed_size, law_of_draws),
+        (STEPS_HALVED, law_of_noise),
+        ((private_step, "add_noise", lambda s, d, _, e: add_noise(s, d, [SecretStream(5)], e)), law_of_noise),
+        (STEPS_UNCLIPPED, law_of_clip),
+        ((private_step, "clipped_sums", _clipped_by_tensor), law_of_clip),
+        ((PrivateSteps, "batches", _no_empty_steps), law_of_steps),
+        ((PrivateSteps, "gradient", _noiseless_empty_steps), law_of_steps),
+        ((private_step, "SecretStream", lambda _, purpose: SecretStream(7, purpose)), law_of_draws),
+        ((SecretStream, "chosen", _fixed_size), law_of_draws),
     ],
+    ids=["halved", "reused", "unclipped", "by tensor", "no empty steps", "noiseless", "seeded draws", "fixed size"],
 )
 @pytest.mark.sweep(2)
-def test_planted_fault_breaks_its_law(
-    fault: Callable[[pytest.MonkeyPatch], None], law: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fault(monkeypatch)
+def test_planted_fault_breaks_its_law(bug: Bug, law: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*bug)
     with pytest.raises(AssertionError):
         law()

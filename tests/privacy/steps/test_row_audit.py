@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from audits import Inverse, gaussian, of_epsilons, refuted, right_guesses
+from planted import STEPS_BARE, STEPS_HALVED, STEPS_UNCLIPPED, Bug
 from rondo.algorithm import Client, Round
 from rondo.config import ClientsConfig, TrainConfig
 from rondo.data.units import Units
@@ -22,7 +22,7 @@ from rondo.models.networks.network import Network
 from rondo.privacy.accounts.accountant import epsilon
 from rondo.privacy.guarantee import Guarantee
 from rondo.privacy.steps import private_step
-from rondo.privacy.steps.private_step import PrivateSteps, add_noise, clipped_sums
+from rondo.privacy.steps.private_step import PrivateSteps
 from rondo.tasks.task import Task
 
 pytest.importorskip("dp_accounting")
@@ -111,45 +111,29 @@ def test_guesses_refute_no_claim(name: str) -> None:
     assert not any(SETTINGS[name].refuted(seed) for seed in (SEED, SEED + 1))
 
 
-def _halved(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(private_step, "add_noise", lambda sums, deviation, *rest: add_noise(sums, deviation / 2, *rest))
+INIT = PrivateSteps.__init__
 
 
-def _left_out(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(private_step, "add_noise", lambda sums, deviation, *rest: add_noise(sums, 0.0, *rest))
+def _all_rows_in_each_step(self: PrivateSteps, *args: Any) -> None:
+    INIT(self, *args)
+    self._chance.chosen = lambda population, _: list(range(population))  # type: ignore[method-assign]
 
 
-def _unclipped(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(private_step, "clipped_sums", lambda *args: clipped_sums(*args[:-1], float("inf")))
-
-
-def _all_rows_in_each_step(patch: pytest.MonkeyPatch) -> None:
-    original = PrivateSteps.__init__
-
-    def init(self: PrivateSteps, *args: Any) -> None:
-        original(self, *args)
-        self._chance.chosen = lambda population, _: list(range(population))  # type: ignore[method-assign]
-
-    patch.setattr(PrivateSteps, "__init__", init)
-
-
-def _rows_clipped_by_themselves(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(private_step.Units, "of", staticmethod(lambda rows: [[i] for i in range(len(rows))]))
+ALL_ROWS: Bug = (PrivateSteps, "__init__", _all_rows_in_each_step)
+BY_ROW: Bug = (private_step.Units, "of", staticmethod(lambda rows: [[i] for i in range(len(rows))]))
 
 
 @pytest.mark.parametrize(
-    ("fault", "name"),
+    ("bug", "name"),
     [
-        (_halved, "whole"),
-        (_left_out, "whole"),
-        (_unclipped, "whole"),
-        pytest.param(_halved, "sampled", marks=pytest.mark.slow),
-        pytest.param(_all_rows_in_each_step, "sampled", marks=pytest.mark.slow),
-        (_rows_clipped_by_themselves, "persons"),
+        pytest.param(STEPS_HALVED, "whole", id="halved"),
+        pytest.param(STEPS_BARE, "whole", id="left out"),
+        pytest.param(STEPS_UNCLIPPED, "whole", id="unclipped"),
+        pytest.param(STEPS_HALVED, "sampled", id="sampled, halved", marks=pytest.mark.slow),
+        pytest.param(ALL_ROWS, "sampled", id="sampled, all rows in each step", marks=pytest.mark.slow),
+        pytest.param(BY_ROW, "persons", id="rows clipped by themselves"),
     ],
 )
-def test_planted_fault_is_caught(
-    fault: Callable[[pytest.MonkeyPatch], None], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fault(monkeypatch)
+def test_planted_fault_is_caught(bug: Bug, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*bug)
     assert SETTINGS[name].refuted()

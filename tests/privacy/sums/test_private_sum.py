@@ -179,32 +179,25 @@ class EmptyIsSkipped(PrivateSum):
         return super().opened(algorithm, state, total, round) if total.any() else state
 
 
-def planted(monkeypatch: pytest.MonkeyPatch, bug: str) -> type[PrivateSum]:
-    if bug == "noise halved":
-        monkeypatch.setattr(module, "noised", lambda total, dev, key, attempt: noised(total, dev / 2, key, attempt))
-    elif bug == "clip left out":
-        monkeypatch.setattr(module, "clipped", lambda change, bound: change)
-    elif bug == "clip per tensor":
-        half = SIZE // 2
-        monkeypatch.setattr(
-            module, "clipped", lambda x, bound: torch.cat([clipped(x[:half], bound), clipped(x[half:], bound)])
-        )
-    elif bug == "noise of another attempt":
-        monkeypatch.setattr(module, "noised", lambda total, dev, key, attempt: noised(total, dev, key, 0))
-    elif bug == "bare bits":
-        monkeypatch.setattr(module.AdaptiveClip, "of_bits", 1e-9)
-        monkeypatch.setattr(module.AdaptiveClip, "of_sum", NOISE)
-    elif bug == "bits not in the account":
-        monkeypatch.setattr(module.AdaptiveClip, "of_bits", NOISE)
-        monkeypatch.setattr(module.AdaptiveClip, "of_sum", NOISE)
-    elif bug == "noise of another sum":
+def _per_tensor(change: Tensor, bound: float) -> Tensor:
+    return torch.cat([clipped(change[: SIZE // 2], bound), clipped(change[SIZE // 2 :], bound)])
 
-        def of_nothing(total: Tensor, *rest: Any) -> Tensor:
-            return total + noised(torch.zeros_like(total), *rest)
 
-        monkeypatch.setattr(module, "noised", of_nothing)
-    kinds = {"weights": ByWeight, "sampling from the seed": FromTheSeed, "sampling by position": ByPosition}
-    return {**kinds, "empty skipped": EmptyIsSkipped}.get(bug, PrivateSum)
+def _of_nothing(total: Tensor, *rest: Any) -> Tensor:
+    return total + noised(torch.zeros_like(total), *rest)
+
+
+PLANTED: dict[str, dict[str, Any]] = {
+    "noise halved": {"noised": lambda total, dev, key, attempt: noised(total, dev / 2, key, attempt)},
+    "clip left out": {"clipped": lambda change, bound: change},
+    "clip per tensor": {"clipped": _per_tensor},
+    "noise of another attempt": {"noised": lambda total, dev, key, attempt: noised(total, dev, key, 0)},
+    "bare bits": {"AdaptiveClip.of_bits": 1e-9, "AdaptiveClip.of_sum": NOISE},
+    "bits not in the account": {"AdaptiveClip.of_bits": NOISE, "AdaptiveClip.of_sum": NOISE},
+    "noise of another sum": {"noised": _of_nothing},
+}
+KINDS = {"weights": ByWeight, "sampling from the seed": FromTheSeed, "sampling by position": ByPosition}
+KINDS |= {"empty skipped": EmptyIsSkipped}
 
 
 BUGS: dict[str, Callable[[type[PrivateSum]], None]] = {
@@ -225,9 +218,10 @@ BUGS: dict[str, Callable[[type[PrivateSum]], None]] = {
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_planted_bug_breaks_its_law(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = planted(monkeypatch, bug)
+    for name, broken in PLANTED.get(bug, {}).items():
+        monkeypatch.setattr(f"{module.__name__}.{name}", broken)
     with pytest.raises(AssertionError):
-        BUGS[bug](kind)
+        BUGS[bug](KINDS.get(bug, PrivateSum))
 
 
 def test_adaptive_clip_reaches_the_median() -> None:

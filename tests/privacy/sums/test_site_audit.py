@@ -6,8 +6,8 @@ which as many sites as the threshold leaves over have added none. The noise of t
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from audits import epsilon_of_mu, found
+from planted import SHARES_HALVED, SHARES_LEFT_OUT, Bug
 from rondo.algorithm import Client, Round, ServerState, Upload
 from rondo.algorithms import get
 from rondo.config import load
@@ -92,43 +93,23 @@ def test_lower_bound_is_below_the_claim_and_near_it(ring: int) -> None:
     assert not bold
 
 
-def _one_site(patch: pytest.MonkeyPatch) -> None:
-    drawn, calls = NoiseShare.drawn, iter(range(SITES * ROUNDS))
-    patch.setattr(NoiseShare, "drawn", lambda self, *args: drawn(self, *args) * (next(calls) % SITES == 0))
+CALLS, DRAWN, DEVIATION, ENCODE = itertools.count(), NoiseShare.drawn, NoiseShare.deviation, NoiseShare.encode
+BUGS: dict[str, Bug] = {
+    "one site": (NoiseShare, "drawn", lambda self, *args: DRAWN(self, *args) * (next(CALLS) % SITES == 0)),
+    "halved": SHARES_HALVED,
+    "left out": SHARES_LEFT_OUT,
+    "shared by all": (NoiseShare, "deviation", lambda self, threshold: DEVIATION(replace(self, colluding=0), SITES)),
+    "five clips": (NoiseShare, "encode", lambda self, change: 5 * ENCODE(self, change)),
+}
 
 
-def _halved(patch: pytest.MonkeyPatch) -> None:
-    deviation = NoiseShare.deviation
-    patch.setattr(NoiseShare, "deviation", lambda self, threshold: deviation(self, threshold) // 2)
-
-
-def _left_out(patch: pytest.MonkeyPatch) -> None:
-    drawn = NoiseShare.drawn
-    patch.setattr(NoiseShare, "drawn", lambda self, *args: 0 * drawn(self, *args))
-
-
-def _shared_by_all_sites(patch: pytest.MonkeyPatch) -> None:
-    deviation = NoiseShare.deviation
-    patch.setattr(NoiseShare, "deviation", lambda self, threshold: deviation(replace(self, colluding=0), SITES))
-
-
-def _five_clips(patch: pytest.MonkeyPatch) -> None:
-    encode = NoiseShare.encode
-    patch.setattr(NoiseShare, "encode", lambda self, change: 5 * encode(self, change))
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        pytest.param(fault, marks=pytest.mark.slow)
-        for fault in (_one_site, _halved, _left_out, _shared_by_all_sites, _five_clips)
-    ],
-)
-def test_planted_fault_is_caught(fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    fault(monkeypatch)
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_fault_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*BUGS[bug])
     claimed, scores, included = audited(32)
     bound, bold = found(MU, DELTA, scores, included)
     print(f"claimed {claimed:.3f}, lower bound {bound:.3f}, refuted by guesses: {bold}")
     assert bound > claimed
     # 1.7 times the claimed mu is too little for the guesses at some seeds.
-    assert bold or fault is _shared_by_all_sites
+    assert bold or bug == "shared by all"
