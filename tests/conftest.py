@@ -166,7 +166,7 @@ def bf16(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 def private_sums(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """The sum of clipped gradients of every private step, (numbers,), in float64. The steps move nothing, so that each
     begins at the start."""
-    from rondo.privacy.steps import private_step
+    from rondo.privacy import steps as private_step
 
     seen: list[torch.Tensor] = []
 

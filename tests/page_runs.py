@@ -9,8 +9,7 @@ from typing import Any
 
 from rondo.config import load
 from rondo.privacy.guarantee import sentence
-from rondo.records.recorded import Recorded
-from rondo.records.words import trained
+from rondo.records.recorded import Recorded, trained
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028\u202e'\"&amp;<!--\x07\ud800"
 """Everything by which a text could stop being one."""

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+from rondo.privacy import steps as private_step
 from rondo.privacy.masking.integers import NoiseShare
-from rondo.privacy.steps import private_step
-from rondo.privacy.steps.private_step import add_noise, clipped_sums
+from rondo.privacy.steps import add_noise, clipped_sums
 
 Bug: TypeAlias = tuple[Any, str, Any]
 

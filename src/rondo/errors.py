@@ -15,6 +15,11 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def first_of(names: Sequence[str], most: int = 10) -> str:
+    """The first ``most`` of ``names``, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 @dataclass(frozen=True)
 class Problem:
     """One fault in the user's input.

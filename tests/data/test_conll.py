@@ -8,8 +8,7 @@ from pathlib import Path
 import datasets
 import pytest
 
-from rondo.data.files.conll import of_columns
-from rondo.data.files.formats import read_file
+from rondo.data.files.formats import of_columns, read_file
 from rondo.data.files.room import Room
 
 TEXT = """-DOCSTART- -X- O

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rondo.data.sample import sample
+from rondo.data.partition.deal import sample
 
 
 def drawn(

@@ -40,7 +40,7 @@ from rondo.federation.site.ledger import FILE, KEY, SiteLedger
 from rondo.privacy.accounts.account import Entry, read
 from rondo.privacy.accounts.accountant import epsilon
 from rondo.privacy.mechanism.draws import Draws
-from rondo.privacy.steps.private_step import PrivateSteps
+from rondo.privacy.steps import PrivateSteps
 from small_runs import reviews
 
 pytestmark = pytest.mark.usefixtures("refusals_at_once")

@@ -30,14 +30,14 @@ from rondo.data.population import _split
 from rondo.data.units import Units
 from rondo.engine.client.trainer import CohortTrainer
 from rondo.models.networks.network import Network
+from rondo.privacy import steps as private_step
 from rondo.privacy.accounts.account import Account, Entry
 from rondo.privacy.accounts.accountant import epsilon_of_steps
 from rondo.privacy.guarantee import Guarantee
 from rondo.privacy.masking.integers import NoiseShare
 from rondo.privacy.masking.shares import threshold_of
 from rondo.privacy.mechanism.noise import noised
-from rondo.privacy.steps import private_step
-from rondo.privacy.steps.private_step import PrivateSteps, add_noise
+from rondo.privacy.steps import PrivateSteps, add_noise
 from rondo.privacy.sums import private_sum
 from rondo.privacy.sums.masked_sum import masked_sum
 from rondo.privacy.sums.private_sum import PrivateSum

@@ -25,7 +25,7 @@ from rondo.algorithms.table import TABLE
 from rondo.config import ConfigError, load
 from rondo.config import task_kinds as tasks
 from rondo.config.inputs import GIVEN
-from rondo.privacy.steps.private_step import PrivateSteps
+from rondo.privacy.steps import PrivateSteps
 from rondo.runs.assembling.assemble import assemble
 from rondo.runs.assembling.given import Given
 from small_runs import LABELLED, NEUTRAL, opinions, reviews

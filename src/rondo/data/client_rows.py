@@ -17,8 +17,7 @@ from rondo.data.files.room import Room
 from rondo.data.files.tables import Rows, Table, rows_of
 from rondo.data.labels import joined
 from rondo.data.named_columns import lacking
-from rondo.data.partition.deal import deal, deal_tests
-from rondo.data.sample import sample
+from rondo.data.partition.deal import deal, deal_tests, sample
 from rondo.data.sources import Source, read_pictures, read_rows
 from rondo.errors import ConfigError, Problem
 from rondo.tasks.make import task_class

@@ -13,7 +13,7 @@ from rondo.config.schema import RunConfig
 from rondo.data.files.placed import places_of
 from rondo.data.files.tables import ClassName
 from rondo.data.sources import Source
-from rondo.errors import ConfigError
+from rondo.errors import ConfigError, first_of
 from rondo.tasks.make import task_class
 from rondo.tasks.row_checks import Row, RowLabels, value_name
 
@@ -21,8 +21,6 @@ _FEW = 12
 """So many labels are taken for classes, whatever they look like: half points from 0 to 5, or one row of each."""
 MOST = 1000
 """Largest number of classes."""
-_SHOWN = 20
-"""Most names in a list of a message."""
 
 
 def find_labels(config: RunConfig, source: Source) -> tuple[str, ...]:
@@ -95,7 +93,7 @@ def disagreement(parts: Mapping[str, Sequence[str]]) -> Iterator[str]:
     for name, of in partial.items():
         groups.setdefault(of, []).append(name)
     for of, names in groups.items():
-        yield f"at {_few(of)} only: {_few([repr(name) for name in names])}"
+        yield f"at {first_of(of, 20)} only: {first_of([repr(name) for name in names], 20)}"
     alike: dict[str, list[str]] = {}
     for name in holders:
         alike.setdefault("".join(unicodedata.normalize("NFKC", name).casefold().split()), []).append(name)
@@ -114,10 +112,6 @@ def _difference(first: str, second: str) -> str:
     if unicodedata.normalize("NFKC", first) == unicodedata.normalize("NFKC", second):
         return "their Unicode form"
     return "case, blanks or Unicode form"
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def _labels(config: RunConfig, source: Source) -> tuple[dict[str, str], int, str, dict[str, int]]:

@@ -16,11 +16,9 @@ from rondo.data.client_rows import Dealt
 from rondo.data.files.tables import Rows
 from rondo.data.labels import joined
 from rondo.data.partition.deal import NOBODY
+from rondo.errors import first_of
 from rondo.tasks.make import task_class
 from rondo.tasks.row_checks import Row, RowLabels, columns, value_name
-
-_SHOWN = 10
-"""Most names in a sentence."""
 
 
 def trained_on(config: RunConfig, dealt: Dealt) -> dict[str, int]:
@@ -48,7 +46,7 @@ def remarks(config: RunConfig, dealt: Dealt, trained: Mapping[str, int], marks: 
         yield from _written_otherwise((row[label] for row in training), "labels")
         yield from _alike(counts, "labels", "classes")
         if single := [name for name, count in counts.items() if count == 1 and len(counts) > 1]:
-            yield f"{'label' if len(single) == 1 else 'labels'} with a single training row: {_few(single)}"
+            yield f"{'label' if len(single) == 1 else 'labels'} with a single training row: {first_of(single)}"
         if setting := joined(counts):
             yield f"labels look like several in one, and each combination is a class: to split them, set {setting}"
     if reads.several:
@@ -80,12 +78,12 @@ def _of_several(reads: RowLabels, training: Rows) -> Iterator[str]:
         yield f"{without} of {len(training)} training rows have no label: they are learned as having none"
     counts = Counter(name for of_row in names for name in of_row)
     if always := [name for name, count in counts.items() if count == len(training)]:
-        yield f"labels of all training rows, which cannot be learned: {_few(sorted(always))}"
+        yield f"labels of all training rows, which cannot be learned: {first_of(sorted(always))}"
     if len(reads.columns) == 1:
         yield from _written_otherwise((cell for row in training for cell in reads.cells(row)), "labels")
         yield from _alike(counts, "labels", "labels")
     elif never := [name for name in reads.columns if name not in counts]:
-        yield f"labels of no training row, which cannot be learned: {_few(never)}"
+        yield f"labels of no training row, which cannot be learned: {first_of(never)}"
 
 
 def typed_marks(config: RunConfig, rows: Iterable[Row], marks: Sequence[str]) -> Iterator[str]:
@@ -101,7 +99,8 @@ def typed_marks(config: RunConfig, rows: Iterable[Row], marks: Sequence[str]) ->
         count += bool(typed)
     if count:
         fate = "the tokenizer reads them as control tokens, such as the end of a turn, and not as text"
-        yield f"{count} rows have marks of the tokenizer in their texts, {_few(list(map(repr, sorted(found))))}: {fate}"
+        shown = first_of(list(map(repr, sorted(found))))
+        yield f"{count} rows have marks of the tokenizer in their texts, {shown}: {fate}"
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -121,9 +120,9 @@ def _of_clients(dealt: Dealt, owners: Sequence[str | None], label: str | None) -
     if strangers := sorted(having - dealt.rows.keys()):
         count = sum(owner in strangers for owner in owners)
         fate = "are of clients that do not train, so they are in the common test set alone"
-        yield f"{count} test rows {fate}: {_few(strangers)}"
+        yield f"{count} test rows {fate}: {first_of(strangers)}"
     if without := sorted(dealt.rows.keys() - having):
-        yield f"clients without test rows, which are not scored: {_few(without)}"
+        yield f"clients without test rows, which are not scored: {first_of(without)}"
     if label is not None:
         classes: dict[str, set[str]] = {}
         for owner, row in zip(owners, dealt.test.rows, strict=True):
@@ -131,7 +130,7 @@ def _of_clients(dealt: Dealt, owners: Sequence[str | None], label: str | None) -
                 classes.setdefault(owner, set()).add(value_name(row[label]))
         if single := sorted(o for o, names in classes.items() if len(names) == 1 and o in dealt.rows):
             undefined = "where f1, matthews and auc are undefined"
-            yield f"clients with test rows of a single class, {undefined}: {_few(single)}"
+            yield f"clients with test rows of a single class, {undefined}: {first_of(single)}"
 
 
 def mixed_pixels(training: Mapping[str, float], test: Mapping[str, float], tested: bool) -> Iterator[str]:
@@ -154,7 +153,7 @@ def _written_otherwise(values: Iterable[Any], what: str) -> Iterator[str]:
     """Names whose cells have blanks, a Unicode form or a spelling of a number that are not read."""
     written = {text for text in map(cell_text, set(values)) if value_name(text) != text}
     if written:
-        shown = _few([f"{text!r} as {value_name(text)!r}" for text in sorted(written)])
+        shown = first_of([f"{text!r} as {value_name(text)!r}" for text in sorted(written)])
         yield f"{what} are read without blanks at their ends and in one form of Unicode and numbers: {shown}"
 
 
@@ -164,11 +163,7 @@ def _alike(names: Iterable[str], what: str, kind: str) -> Iterator[str]:
         groups.setdefault(name.casefold(), []).append(name)
     for group in groups.values():
         if len(group) > 1:
-            yield f"{what} that differ by case only are {len(group)} {kind}: {_few(list(map(repr, sorted(group))))}"
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+            yield f"{what} that differ by case only are {len(group)} {kind}: {first_of(list(map(repr, sorted(group))))}"
 
 
 def _digest(row: Row, names: Sequence[str]) -> bytes:

@@ -14,8 +14,7 @@ import pydantic
 from rondo.config import task_kinds as tasks
 from rondo.errors import ConfigError
 from rondo.records.directory import RunDirectory, as_written
-from rondo.records.recorded import Claim, Recorded
-from rondo.records.words import trained
+from rondo.records.recorded import Claim, Recorded, trained
 
 _KEY = "RUN_DIR"
 _OF_A_RUN = ("manifest.json", "config.toml")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_NAMED = 10
-"""So many clients are named; the rest is counted."""
+from rondo.errors import first_of
 
 
 def account(partition: Mapping[str, Any]) -> Iterator[str]:
@@ -49,9 +48,8 @@ def account(partition: Mapping[str, Any]) -> Iterator[str]:
         (" for too few examples", [name for name, count in too_small.items() if count]),
         (", since there is nothing to learn within task.max_length", partition["clients_without_examples"]),
     ):
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         if names:
-            yield f"left out{reason}: {', '.join(names[:_NAMED])}{more}"
+            yield f"left out{reason}: {first_of(names)}"
     yield from (f"warning: {text}" for text in partition["warnings"])
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from rondo.algorithm import Client, ClientFailed
 from rondo.data.client_rows import other_rows
 from rondo.data.files.tables import Rows, Table
-from rondo.data.sample import sample
+from rondo.data.partition.deal import sample
 from rondo.engine.client.fitting import Fitting
 from rondo.engine.scoring import NEWCOMER
 from rondo.errors import ConfigError, headed

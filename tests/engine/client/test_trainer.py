@@ -23,7 +23,7 @@ from rondo.models.kernels.precision import Kernels, apply
 from rondo.models.networks.adapted_layer import Site
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.params import Params, add_client_axis, down, everything, head, up
-from rondo.privacy.steps.steps import Chance
+from rondo.privacy.steps import Chance
 from rondo.tasks.language.sequences import SequenceClassification
 from rondo.tasks.language.text import TextExample
 from rondo.tasks.task import Batch

@@ -16,8 +16,8 @@ from rondo.config import ConfigError, load
 from rondo.config.inputs import GIVEN
 from rondo.engine.client.trainer import CohortTrainer
 from rondo.params import Params, add_client_axis
+from rondo.privacy import steps as private_step
 from rondo.privacy.guarantee import Guarantee
-from rondo.privacy.steps import private_step
 from rondo.runs.assembling.assemble import assemble
 from rondo.runs.assembling.assembly import Assembly
 from rondo.runs.assembling.given import Given

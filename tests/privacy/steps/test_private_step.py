@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rondo.params import Params
 from rondo.privacy.mechanism.noise import SecretStream
-from rondo.privacy.steps.private_step import add_noise, clipped_sums, row_gradients
+from rondo.privacy.steps import add_noise, clipped_sums, row_gradients
 
 OWNER = torch.tensor([0, 0, 1, 1, 1])
 

@@ -22,10 +22,10 @@ from rondo.errors import ConfigError
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.networks.network import Network
 from rondo.params import Params, add_client_axis, everything, up
+from rondo.privacy import steps as private_step
 from rondo.privacy.guarantee import Guarantee
 from rondo.privacy.mechanism.noise import SecretStream
-from rondo.privacy.steps import private_step
-from rondo.privacy.steps.private_step import PrivateSteps, add_noise, clipped_sums
+from rondo.privacy.steps import PrivateSteps, add_noise, clipped_sums
 from rondo.tasks.language.causal_lm import CausalLM
 from rondo.tasks.language.sequences import SequenceClassification
 from rondo.tasks.task import Task

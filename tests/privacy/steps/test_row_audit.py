@@ -19,10 +19,10 @@ from rondo.config import ClientsConfig, TrainConfig
 from rondo.data.units import Units
 from rondo.engine.client.trainer import CohortTrainer
 from rondo.models.networks.network import Network
+from rondo.privacy import steps as private_step
 from rondo.privacy.accounts.accountant import epsilon
 from rondo.privacy.guarantee import Guarantee
-from rondo.privacy.steps import private_step
-from rondo.privacy.steps.private_step import PrivateSteps
+from rondo.privacy.steps import PrivateSteps
 from rondo.tasks.task import Task
 
 pytest.importorskip("dp_accounting")

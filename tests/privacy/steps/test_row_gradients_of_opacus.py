@@ -18,7 +18,7 @@ from rondo.models.networks.network import Network
 from rondo.models.networks.rows import Rows
 from rondo.models.networks.whole_network import WholeNetwork
 from rondo.params import Params, add_client_axis
-from rondo.privacy.steps.private_step import row_gradients
+from rondo.privacy.steps import row_gradients
 
 opacus = pytest.importorskip("opacus")
 CASES = range(100)

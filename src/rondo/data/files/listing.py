@@ -9,10 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rondo.data.files import conll
-from rondo.errors import ConfigError, visible
+from rondo.errors import ConfigError, first_of, visible
 
-SUFFIXES = {".csv": ",", ".tsv": "\t", ".json": "", ".jsonl": "", ".parquet": "", **dict.fromkeys(conll.SUFFIXES, "")}
+OF_COLUMNS = (".conll", ".bio", ".iob", ".iob2", ".bioes")
+"""Endings of CoNLL's files."""
+SUFFIXES = {".csv": ",", ".tsv": "\t", ".json": "", ".jsonl": "", ".parquet": "", **dict.fromkeys(OF_COLUMNS, "")}
 """Endings of files with rows, and the separators of their columns."""
 _OF_DATASETS = ("dataset_dict.json", "dataset_info.json", "state.json")
 """Files that ``save_to_disk`` writes beside the rows."""
@@ -65,8 +66,7 @@ class Listing:
     def unread(self) -> str:
         """A sentence about the other entries; empty if there are none."""
         named = [f"{visible(place.name)!r} ({reason})" for place, reason in self.others]
-        more = f" and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
-        return f"not read: {', '.join(named[:_SHOWN])}{more}" if named else ""
+        return f"not read: {first_of(named, _SHOWN)}" if named else ""
 
 
 def _unread(place: Path, endings: Sequence[str], *, hidden: bool) -> str | None:

@@ -1,5 +1,5 @@
-"""Deals rows to clients, with flwr-datasets' partitioners where they fit. They run on local data, and
-nothing is downloaded or reported."""
+"""Samples of rows, and their deal to clients, with flwr-datasets' partitioners where they fit. They run on local data,
+and nothing is downloaded or reported."""
 
 from __future__ import annotations
 
@@ -317,3 +317,29 @@ def _owners(slots: Sequence[int], clients: int, per_client: int, generator: torc
             left[place] -= 1
             owners[place].append(client)
     return owners
+
+
+def sample(
+    count: int | None,
+    total: int,
+    labels: Sequence[str] | None,
+    owners: Sequence[str] | None,
+    generator: torch.Generator,
+) -> Sequence[int]:
+    """Numbers of ``count`` of ``total`` rows, in the order of the rows; all of them if ``count`` is None or no less.
+
+    ``labels``, ``owners``: one per row, where rows have them.
+
+    The sample is systematic: the rows are lined up by label, then by owner, and taken at equal distances from a random
+    start. All rows are equally likely, and the rows of a label, and of a label and owner, keep their share to within
+    one row. Each label lines up the owners in another order, so equal distances do not favour the same ones.
+    """
+    if count is None or count >= total:
+        return range(total)
+    strata: dict[str, dict[str, list[int]]] = {}
+    for row in torch.randperm(total, generator=generator).tolist():
+        by_owner = strata.setdefault(labels[row] if labels is not None else "", {})
+        by_owner.setdefault(owners[row] if owners is not None else "", []).append(row)
+    line = [row for by_owner in strata.values() for rows in by_owner.values() for row in rows]
+    start = int(torch.randint(total, (1,), generator=generator))
+    return sorted(line[(start + i * total) // count] for i in range(count))

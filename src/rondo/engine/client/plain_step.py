@@ -14,7 +14,7 @@ from rondo.config.schema import TrainConfig
 from rondo.data.units import Units
 from rondo.models.networks.rows import to_device
 from rondo.params import Params
-from rondo.privacy.steps.steps import Chance, Taken, Training
+from rondo.privacy.steps import Chance, Taken, Training
 from rondo.tasks.task import Example
 
 Part: TypeAlias = Callable[[Params], tuple[Tensor, Tensor]]
@@ -154,7 +154,7 @@ def _drawn(blocks: Sequence[Sequence[int]], count: int, generator: torch.Generat
 
 
 class PlainSteps:
-    """The steps of one local training of K clients. See :class:`rondo.privacy.steps.steps.Steps`.
+    """The steps of one local training of K clients. See :class:`rondo.privacy.steps.Steps`.
 
     ``rows``: each client's examples.
     ``generators``: each client's stream of data.

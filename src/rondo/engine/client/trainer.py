@@ -43,8 +43,7 @@ from rondo.models.shortcuts.prefix import Prefix, States
 from rondo.params import Params, Role, Select, buffer, client_row, head, pick, up
 from rondo.privacy.guarantee import Guarantee
 from rondo.privacy.mechanism.draws import Draws
-from rondo.privacy.steps.private_step import PrivateSteps
-from rondo.privacy.steps.steps import Chance, Steps, Training
+from rondo.privacy.steps import Chance, PrivateSteps, Steps, Training
 from rondo.tasks.task import Batch, Example, Task
 
 Spend: TypeAlias = Callable[[Client, Draws, int], None]

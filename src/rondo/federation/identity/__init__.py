@@ -2,4 +2,4 @@
 
 from rondo.federation.extra import needed
 
-needed()
+needed(["cryptography"])

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from rondo.engine.wire.strict import Rejected, short
-from rondo.errors import Problem, StopRequested
+from rondo.errors import Problem, StopRequested, first_of
 from rondo.federation.environment import Environment
 from rondo.federation.plan import LARGEST, Consent, End, Plan
-from rondo.federation.server.standing import Standings, State, missing, some
+from rondo.federation.server.standing import SHOWN, Standings, State, missing
 
 _PAUSE = 0.02
 """Seconds between looks for the answers to the end."""
@@ -156,7 +156,7 @@ class Sites:
 
     def absence(self) -> str:
         """The first of the missing sites in a line."""
-        return some([f"{problem.path} {problem.message}" for problem in self.missing().values()])
+        return first_of([f"{problem.path} {problem.message}" for problem in self.missing().values()], SHOWN)
 
     def close(self, end: End | None) -> None:
         """End. ``end``: the run is over for good, and the connected sites are told so. None: it will go on, and they

@@ -14,13 +14,13 @@ from typing import Any, Literal
 import pydantic
 
 from rondo.engine.transport import Observer
-from rondo.errors import Problem
+from rondo.errors import Problem, first_of
 from rondo.records import durable
 
 FILE = "sites.json"
 """The file of a run directory."""
 
-_SHOWN = 5
+SHOWN = 5
 """Most sites or clients in a line."""
 
 State = Literal["not connected", "connected", "takes part", "refuses"]
@@ -119,14 +119,8 @@ def missing(clients: Mapping[str, str], states: Mapping[str, tuple[State, str]])
             "takes part": "takes part without these clients",
             "refuses": f"refuses: {reason}",
         }[state]
-        problems[name] = Problem(name if of_site == [name] else f"{name} ({some(of_site)})", text)
+        problems[name] = Problem(name if of_site == [name] else f"{name} ({first_of(of_site, SHOWN)})", text)
     return problems
-
-
-def some(names: Sequence[str]) -> str:
-    """The first of ``names``, and how many more there are."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
 
 
 def _now() -> str:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rondo.config import task_kinds as tasks
 from rondo.config.schema import RunConfig
-from rondo.errors import ConfigError
+from rondo.errors import ConfigError, first_of
 from rondo.models.forms.generation import Generation, answers, end_ids, end_notes
 from rondo.models.forms.model import Form, Model, Verification
 from rondo.models.forms.module import kernels_of, make_network, state_of
@@ -28,7 +28,6 @@ from rondo.models.kernels.quiet import quiet
 from rondo.models.loading import peft
 from rondo.models.loading.lent import Lent, lend
 from rondo.models.loading.merged import merge_adapter
-from rondo.models.loading.misfits import listed
 from rondo.models.loading.pretrained import (
     Pretrained,
     auto,
@@ -296,7 +295,7 @@ def load_transformer(
     """
     loaded = loaded or load_base(config, name, known, tokenizer, config.seed)
     if loaded.unused:
-        message = f"model.name: parts of the checkpoint are not used: {listed(loaded.unused)}"
+        message = f"model.name: parts of the checkpoint are not used: {first_of(loaded.unused, 8)}"
         warnings.warn(f"{message}; right for another task's head, but not for layers of the body", stacklevel=2)
     package = {None: None, "int8": "torchao", "nf4": "bitsandbytes"}[config.model.quantization]
     parts: dict[str, Any] = {

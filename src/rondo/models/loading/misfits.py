@@ -13,7 +13,7 @@ from torch import nn
 
 from rondo.config.inputs import AdapterConfig
 from rondo.config.task_kinds import Kind
-from rondo.errors import ConfigError, Problem
+from rondo.errors import ConfigError, Problem, first_of
 from rondo.models.networks.adapted_layer import Site
 from rondo.params import HEAD_PREFIX
 
@@ -38,7 +38,7 @@ def new_tensors(kind: Kind, module: nn.Module, report: Mapping[str, Any]) -> set
     problems = []
     if lost := set(filter(of_body, missing)):
         lacks = f"the checkpoint lacks {len(lost)} of the model's tensors, which would be random"
-        parts = listed(parts_of(lost, module.state_dict().keys() - lost))
+        parts = first_of(parts_of(lost, module.state_dict().keys() - lost), 8)
         problems.append(Problem("model.name", f"{lacks}: {parts}; name a complete one, or mend its config.json"))
     if wrong := sorted(filter(of_body, sizes)):
         saved, expected = (" x ".join(map(str, size)) for size in sizes[wrong[0]])
@@ -59,11 +59,6 @@ def parts_of(names: Collection[str], others: Collection[str]) -> list[str]:
 def _paths(name: str) -> list[str]:
     parts = name.split(".")
     return [".".join(parts[:i]) for i in range(1, len(parts) + 1)]
-
-
-def listed(parts: list[str]) -> str:
-    """The first eight of ``parts``, and how many more they are."""
-    return ", ".join(parts[:8]) + (f" and {len(parts) - 8} more" if len(parts) > 8 else "")
 
 
 def misfit(expected: Mapping[str, tuple[int, ...]], actual: Mapping[str, tuple[int, ...]]) -> str:

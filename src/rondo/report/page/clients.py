@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rondo.errors import first_of
 from rondo.records.curve import OWN_KINDS, Spread
 from rondo.records.recorded import Recorded
 from rondo.report.numbers import number, share_interval
@@ -131,8 +132,7 @@ def partitions(groups: Sequence[Group]) -> Iterator[Chart]:
             key = json.dumps(clients, sort_keys=True)
             found.setdefault(key, (clients, []))[1].append(run.name)
     for clients, runs in list(found.values())[:_PARTITIONS]:
-        named = ", ".join(runs[:3]) + (f" and {len(runs) - 3} more" if len(runs) > 3 else "")
-        yield _partition(clients, f"{len(clients)} clients" + (f" ({named})" if len(found) > 1 else ""))
+        yield _partition(clients, f"{len(clients)} clients" + (f" ({first_of(runs, 3)})" if len(found) > 1 else ""))
 
 
 def _partition(clients: Mapping[str, Any], title: str) -> Chart:

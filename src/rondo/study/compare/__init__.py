@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from rondo.config.load import Source, listed
 from rondo.data.files.tables import Table
 from rondo.errors import ConfigError
-from rondo.records.words import trained as trained
+from rondo.records.recorded import trained as trained
 from rondo.runs.assembling.given import Given
 from rondo.study.compare.carrying import Observed, observed
 from rondo.study.compare.carrying import carry_out as carry_out

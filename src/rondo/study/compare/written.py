@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rondo.records import durable
-from rondo.records.words import trained
+from rondo.records.recorded import trained
 from rondo.study.compare.comparison import Comparison
 from rondo.study.compare.numbers import Question, only
 from rondo.study.compare.over_seeds import differences, over_seeds, run_rows

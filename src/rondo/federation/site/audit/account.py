@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rondo.errors import first_of
 from rondo.federation.site.audit.audit import AuditLine
 from rondo.federation.site.ledger import SiteLedger
 from rondo.report.terminal import human_bytes
@@ -120,8 +121,7 @@ def _uploads(uploads: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     tensors = sorted({name for entry in uploads for name in entry["content"]["tensors"]})
     minutes = sum(entry["seconds"] for entry in uploads) / 60
     yield f"{_of(uploads, 'uploads')} of {clients}, {minutes:.1f} minutes of training"
-    shown = ", ".join(tensors[:4]) + (f" and {len(tensors) - 4} more" if len(tensors) > 4 else "")
-    yield f"  tensors: {shown}"
+    yield f"  tensors: {first_of(tensors, 4)}"
     yield f"  losses: {losses[0]:.3f} to {losses[-1]:.3f}" if losses else "  losses: none left"
 
 

@@ -1,4 +1,5 @@
-"""Steps with example-level differential privacy (DP-SGD, Abadi et al. 2016), of one client.
+"""The steps of a local training, plain or private, and the private ones of one client: example-level differential
+privacy (DP-SGD, Abadi et al. 2016).
 
 A unit is a row, or all rows of a person; the sum of its rows' gradients is clipped. Every row is a client of its own:
 client code is batch-transparent, so an algorithm's objective gives one loss per row unchanged, and one backward pass
@@ -15,6 +16,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,8 +27,55 @@ from rondo.params import Params
 from rondo.privacy.guarantee import Guarantee
 from rondo.privacy.mechanism.draws import Draws
 from rondo.privacy.mechanism.noise import SecretStream
-from rondo.privacy.steps.steps import Chance, Taken, Training
 from rondo.tasks.task import Example
+
+B = TypeVar("B")
+
+
+@dataclass(frozen=True)
+class Chance:
+    """The random numbers of one client in a pass."""
+
+    dropout: torch.Generator
+    augmenting: torch.Generator
+
+
+@dataclass(frozen=True)
+class Training:
+    """The tensors of one local training of K clients, and the loss that moves them."""
+
+    trained: Params
+    """Leaf tensors, (K, ...)."""
+    used: Params
+    """All tensors, (K, ...), among them the trained ones as they were before the first step."""
+    objective: Objective
+    optimizer: torch.optim.Optimizer | None
+    """The optimizer of ``trained``; None if nothing is trained: a step is then a forward pass."""
+    loss: Callable[[Sequence[Sequence[Example]], Sequence[Chance]], Loss]
+    """The loss on a batch, one group of examples per client, with each client's random numbers."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """One step of K clients; all of shape (K,)."""
+
+    steps: Tensor
+    """1 for a client that took the step, else 0."""
+    rows: Tensor
+    behind: Tensor
+    """The rows behind the gradient."""
+    loss: Tensor
+    """The loss before the step; NaN where it is not told or no step was taken."""
+
+
+class Steps(Protocol[B]):
+    """The steps of one local training. ``B``: what one of them is taken on."""
+
+    def batches(self, steps: int | None, epochs: int) -> Iterator[B]:
+        """Each step's batch: ``steps`` of them, or those of ``epochs`` epochs."""
+
+    def take(self, batch: B) -> Taken:
+        """Take one step on ``batch``."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +108,7 @@ class Part:
 
 class PrivateSteps:
     """The draws of units and the noise of one local training of one client. See
-    :class:`rondo.privacy.steps.steps.Steps`.
+    :class:`rondo.privacy.steps.Steps`.
 
     ``promise``: with ``clip``, ``noise`` and ``delta`` set.
     ``size``: expected rows of a step, of the client's ``rows``; at most all of them.

@@ -1,1 +1,0 @@
-"""The steps of a local training, plain or private."""
