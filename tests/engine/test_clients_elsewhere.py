@@ -54,8 +54,9 @@ class Post:
         """It does not wait: who is absent stays so."""
 
     def send(self, client: str, data: bytes, largest: int) -> None:
-        self.sent[client] = self.sent.get(client, 0) + Request.decode(data).parcel.num_bytes
-        reply = self.parties[client].answer(data)
+        request = Request.decode(data)
+        self.sent[client] = self.sent.get(client, 0) + request.parcel.num_bytes
+        reply = self.parties[client].reply(request).encode()
         assert len(reply) <= largest
         # The last to be asked is the first to answer.
         self.letters[:0] = [(client, letter) for letter in self.on_way(client, reply)]
@@ -537,7 +538,7 @@ def request(**options: Any) -> bytes:
 )
 def test_client_refuses_before_training(options: dict[str, Any], reason: str, words: str) -> None:
     _, post = federation(make("rolora", run=ALONE))
-    reply = Reply.decode(post.parties["ann"].answer(request(**options)))
+    reply = post.parties["ann"].reply(Request.decode(request(**options)))
     assert (reply.reason, reply.upload) == (reason, b"")
     assert words in reply.detail
     assert post.parties["ann"].pending is None

@@ -129,9 +129,3 @@ def half_interval(values: Sequence[float]) -> float | None:
     if len(values) < 2:
         return None
     return quantile(LEVEL, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-
-
-def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % interval of the mean of ``values``; None of less than two."""
-    half = half_interval(values)
-    return None if half is None else (statistics.fmean(values) - half, statistics.fmean(values) + half)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from rondo.records.paired import interval
+from rondo.records.curve import Spread
 from rondo.report import drawing
 from rondo.report.styles import styles
 from rondo.study.compare.table import score_name
@@ -179,7 +179,7 @@ def _are_measures(content: Mapping[str, Any]) -> bool:
 def _band(axes: Any, x: Sequence[float], scores: Sequence[Sequence[float]], colour: str, *, positive: bool) -> None:
     """The 95 % interval of the mean at each place of ``x``. ``scores``: those of the seeds at each place. On the
     logarithmic axis of ``positive`` ones, an interval that reaches zero ends at the smallest of them."""
-    ends = [interval(values) or (values[0], values[0]) for values in scores]
+    ends = [Spread.of(values).ends or (values[0], values[0]) for values in scores]
     low = [min(values) if positive and end <= 0 else end for values, (end, _) in zip(scores, ends, strict=True)]
     axes.fill_between(x, low, [end for _, end in ends], color=colour, alpha=0.12, lw=0)
 

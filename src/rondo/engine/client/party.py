@@ -118,10 +118,6 @@ class Party:
         """The examples behind its scores."""
         return self.scorer.population.own_rows(self.member)
 
-    def answer(self, data: bytes) -> bytes:
-        """The reply to a request, both as bytes. Raises ValueError where ``data`` is none."""
-        return self.reply(Request.decode(data)).encode()
-
     def reply(self, request: Request) -> Reply:
         if request.protocol != PROTOCOL:
             return Reply(reason="wrong_protocol", detail=f"{request.protocol}, and this side speaks {PROTOCOL}")
