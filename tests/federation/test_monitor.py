@@ -15,7 +15,9 @@ import pytest
 pytest.importorskip("flwr")
 pytest.importorskip("prometheus_client")
 
+from made_up_runs import PRIVATE
 from parties import OPEN, SITES, Parties
+from records import line
 from test_federation import Watching, config
 
 from rondo.config.schema import RunConfig
@@ -23,7 +25,8 @@ from rondo.errors import ConfigError, PlanRefused
 from rondo.federation.identity import keys
 from rondo.federation.monitor import Health, days_left, ending, monitored
 from rondo.federation.notify import notify
-from rondo.federation.server.status import Gauges
+from rondo.federation.server.status import Gauges, status
+from rondo.records.directory import RunDirectory
 
 
 def free() -> str:
@@ -105,11 +108,27 @@ class Nobody:
         return {}
 
 
+def of_turnout(*, secret: bool) -> RunConfig:
+    settings = RunConfig.model_validate(PRIVATE if secret else {})
+    assert settings.guarantee.secret_turnout is secret
+    return settings
+
+
+@pytest.mark.parametrize("secret", [False, True])
+def test_status_for_programs_withholds_what_a_secret_turnout_does(secret: bool, tmp_path: Path) -> None:
+    directory, record = RunDirectory(tmp_path), line(0, bytes_up=3, bytes_down=4, seconds=2.0)
+    directory.write_config(of_turnout(secret=secret))
+    for name, content in {"manifest.json": {}, "federation.json": {}, "metrics.jsonl": record}.items():
+        (tmp_path / name).write_text(json.dumps(content) + "\n")
+    told = status(tmp_path)
+    assert (told["round"], told["state"], told["sites"]) == (1, "not running", {})
+    hidden = (told["bytes_up"], told["bytes_down"], told["last"])
+    assert hidden == ((None, None, None) if secret else (3, 4, record))
+
+
 @pytest.mark.parametrize("secret", [False, True])
 def test_monitor_withholds_what_a_secret_turnout_does(secret: bool) -> None:
-    private = {"adversary": "reader", "unit": "client", "clip": 1.0, "noise": 1.0, "delta": 1e-3} if secret else {}
-    settings = RunConfig.model_validate({"privacy": private})
-    assert settings.guarantee.secret_turnout is secret
+    settings = of_turnout(secret=secret)
     gauges = Gauges(settings, Nobody(), dict)  # type: ignore[arg-type]
     record = {"round": 0, "seconds": 2.0, "skipped": None, "bytes_up": 3, "bytes_down": 4, "failed": [], "rejected": {}}
     gauges.round_done(record)
