@@ -23,3 +23,14 @@ def test_start_by_chance_is_the_pretrained_model_in_orthonormal_bases() -> None:
     seen = FedSB().view(shared, {})
     assert torch.equal(seen["layer.A"], right)
     assert not seen["layer.B"].any()
+
+
+def test_layers_of_one_shape_have_bases_of_their_own() -> None:
+    layers = ("first", "second")
+    factors = {f"{layer}.A": torch.ones(3, 7) for layer in layers} | {
+        f"{layer}.B": torch.zeros(5, 3) for layer in layers
+    }
+    weights = {layer: Weight((5, 7), 2.0, lambda: torch.zeros(5, 7)) for layer in layers}
+    start = FedSB().init(factors, weights, Round(0, 2, 0, 1)).params
+    for base in "LR":
+        assert not torch.equal(start[f"first.{base}"], start[f"second.{base}"])

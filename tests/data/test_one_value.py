@@ -32,6 +32,7 @@ from rondo.tasks.row_checks import is_missing, row_check
         ("123456789012345678", [123456789012345678, "123456789012345678", "123456789012345678.0"]),
         ("2.5", [2.5, "2.5", np.float32(2.5), Decimal("2.5")]),
         ("True", [True, np.True_, "True"]),
+        ("Zo\u00eb", ["Zo\u00eb", "Zoe\u0308", " Zoe\u0308 "]),
         ("2026-03-01", [date(2026, 3, 1), datetime(2026, 3, 1), pandas.Timestamp("2026-03-01"), "2026-03-01"]),
         # Zeros before a number, and at a fraction's end, belong to names: of a patient, a version, a diagnosis.
         ("007", ["007"]),

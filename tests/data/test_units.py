@@ -47,6 +47,11 @@ def test_rows_of_a_person_are_one_unit() -> None:
     assert units(ROWS, [range(2), range(2, 3), range(3, 4)], [0, 1, 2, 3], group="who") == [0, 0, 1, 0]
 
 
+def test_person_in_two_unicode_forms_is_one_unit() -> None:
+    rows = [{"text": "a", "who": "Zo\u00eb"}, {"text": "b", "who": "Zoe"}, {"text": "c", "who": "Zoe\u0308"}]
+    assert units(rows, [range(1), range(1, 2), range(2, 3)], [0, 1, 2], group="who") == [0, 1, 0]
+
+
 def test_row_that_is_left_out_shifts_no_person() -> None:
     rows = [{"text": "", "who": 2}, *ROWS]
     assert units(rows, [range(1), range(1, 2), range(2, 3)], [0, 1, 2], group="who") == [0, 1, 0]

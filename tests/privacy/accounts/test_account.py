@@ -99,8 +99,18 @@ def test_sums_of_one_attempt_cost_as_one_with_less_noise() -> None:
     assert two.epsilon() == epsilon(2.0 / math.sqrt(2), 1.0, 1, 1e-3)
     mixed = spent(replace(SUM, sampled=0.1), replace(SUM, sum="cd", noise=1.0, sampled=0.2))
     assert mixed.account.steps == {"": {(1 / math.sqrt(1 + 0.25), 0.2): 1}}
+    assert spent(SUM, replace(SUM, sum="cd"), replace(SUM, attempt=1)).account.steps == {
+        "": {(2.0 / math.sqrt(2), 1.0): 1, (2.0, 1.0): 1}
+    }
     with_a_run = spent(SUM, replace(SUM, run="another"))
     assert with_a_run.epsilon() == epsilon(2.0, 1.0, 2, 1e-3)
+
+
+def test_each_sum_with_noise_of_sites_is_counted_by_itself() -> None:
+    """Two sums of one attempt are as far from Gaussian noise as two of two attempts."""
+    of_sites = replace(SUM, colluding=1)
+    for other in (replace(of_sites, sum="cd"), replace(of_sites, attempt=1)):
+        assert of(of_sites, other, other).shares == 2
 
 
 @pytest.mark.parametrize("weak", [{"secret": False}, {"noise": 0.0}])

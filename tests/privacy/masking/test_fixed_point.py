@@ -69,6 +69,21 @@ def test_sum_beyond_the_bound_is_not_decoded(ring: Ring) -> None:
         points.decode(3 * unit, 2.0, 2)
 
 
+@pytest.mark.parametrize("ring", RINGS)
+def test_honest_sum_at_its_bound_is_decoded(ring: Ring) -> None:
+    """All changes are as long as the clip, and each of their numbers is rounded up, in the coarsest form there is."""
+    change = torch.full((10_000,), 65.55 / 2**16, dtype=torch.float64)
+    points = FixedPoint(ring, 16, float(change.norm()))
+    encoded = points.encode(change, 1.0)
+    assert encoded.tolist() == [66] * 10_000
+    assert float(points.decode(3 * encoded, 3.0, 3).norm()) > 3 * points.clip * 1.003
+    noise = torch.zeros(10_000, dtype=torch.int64)
+    noise[0] = 2**16
+    assert points.decode(3 * encoded + noise, 3.0, 3, noise=1.0).norm() > 0
+    single = FixedPoint(ring, 16, 0.1)  # in binary the norm of three tenths is above three times a tenth
+    assert single.decode(torch.tensor([2**16]), 10 * 0.9999999995, 0).tolist() == [1.0]
+
+
 def test_numbers_without_a_sum_are_refused() -> None:
     points = FixedPoint.of(32, 1.0, 2)
     with pytest.raises(ValueError, match="not finite"):

@@ -233,14 +233,20 @@ def test_what_cannot_be_noised_is_refused() -> None:
 
 def gradients_of_steps(problem: Problem, privacy: Guarantee, **options: Any) -> Tensor:
     """The gradient of every step, (steps, numbers), at steps too small to change the model."""
-    lr, seen = 1e-9, [torch.cat([t.flatten() for t in problem.start.values()])]
+    lr = 1e-9
+    return steps_of(problem, problem.trainer(privacy, lr=lr, **options)) / lr
+
+
+def steps_of(problem: Problem, trainer: CohortTrainer) -> Tensor:
+    """What every step of a local training takes off the model, (steps, numbers)."""
+    seen = [torch.cat([t.flatten() for t in problem.start.values()])]
 
     def noted(trained: Params) -> Params:
         seen.append(torch.cat([t.detach().flatten() for t in trained.values()]))
         return {}
 
-    problem.trainer(privacy, lr=lr, **options).fit(problem.start, train=everything, project=noted)
-    return -torch.stack(seen).diff(dim=0) / lr
+    trainer.fit(problem.start, train=everything, project=noted)
+    return -torch.stack(seen).diff(dim=0)
 
 
 def law_of_noise() -> None:
@@ -250,6 +256,21 @@ def law_of_noise() -> None:
     assert abs(float(noise.mean())) < 0.03
     assert abs(float((noise[1:] * noise[:-1]).mean() / noise.var())) < 0.03
     assert abs(float((noise[:, 1:] * noise[:, :-1]).mean() / noise.var())) < 0.03
+
+
+@pytest.mark.parametrize("debug_seed", [0, None])
+def test_no_noise_comes_twice(debug_seed: int | None) -> None:
+    """Over steps and tensors, and in other local trainings, rounds and clients: who knows one could subtract it."""
+    problem, lr = linear(8, solved=True), 1e-9
+    first = problem.trainer(private(0.5, 3.0, debug_seed), lr=lr, batch_size=2, local_steps=40)
+    bob = replace(first, clients=(Client("bob", 8),), _fits=0)
+    later = replace(first, round=Round(1, 3, 7, 2, 9), _fits=0)
+    moved = torch.cat([steps_of(problem, trainer) for trainer in (first, first, bob, later)]) / lr
+    assert moved.shape == (160, 31)
+    apart = torch.pdist(moved)  # of all pairs of steps: about 6 in the mean
+    assert float(apart.min()) > 1.0
+    of_tensors = torch.corrcoef(moved.mT) - torch.eye(31, dtype=torch.float64)
+    assert float(of_tensors.abs().max()) < 5 / 160**0.5
 
 
 def law_of_clip() -> None:

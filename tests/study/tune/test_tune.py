@@ -12,7 +12,8 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ import pytest
 import tomli_w
 
 import small_entries
+from records import line, summary
 from rondo.config import load
 from rondo.errors import RunStopped
 from rondo.records.directory import RunDirectory
@@ -30,7 +32,7 @@ from rondo.study import runs as studies
 from rondo.study.claims import entry as entries
 from rondo.study.claims.trials import Trials
 from rondo.study.runs import Runs, Trial
-from rondo.study.score import NoScore
+from rondo.study.score import NoScore, Score
 from rondo.study.tune.chosen import Chosen, Kept
 from rondo.study.tune.search import Search
 from rondo.study.tune.tuning import Tuning
@@ -491,6 +493,35 @@ def test_rounds_of_a_search_are_not_said(
     assert [record for record in caplog.records if record.name == "rondo"] == []
 
 
+def searched(rates: Sequence[float], of: Callable[[Any], float]) -> Chosen:
+    """The search of ``rates`` by two seeds, whose trials are done and have the scores ``of``, the lower the better."""
+    all_done: Any = SimpleNamespace(done=lambda trial: True, has_stopped=lambda trial: False)
+    score: Any = SimpleNamespace(of=of, lower_is_better=True)
+    trial: Any = lambda arm, seed, point: SimpleNamespace(point=point, seed=seed)  # noqa: E731
+    tuning = Tuning(grid={"train.lr": list(rates)}, seeds=[0, 1], held_out=0.0)
+    return Search(all_done, tuning, score, trial).chosen("arm", "digest")
+
+
+def test_half_that_goes_on_is_rounded_up() -> None:
+    """The middle one of three points is the best by the second seed."""
+    chosen = searched(
+        [0.1, 0.2, 0.3], lambda trial: {0.1: (1, 9), 0.2: (2, 2), 0.3: (3, 0)}[trial.point["train.lr"]][trial.seed]
+    )
+    assert chosen.values == {"train.lr": 0.2}
+    assert [len(tried.scores) for tried in chosen.tried] == [2, 2, 1]
+
+
+def test_search_goes_by_the_rows_that_were_held_out(tmp_path: Path) -> None:
+    """Though a method has personal scores, and scores after fine-tuning, too."""
+    kinds = {"personal": 0.1, "fine_tuned": 0.2, "clients": 0.3, "validation": 0.4, "global": 0.5}
+    scores = {kind: {"loss": value} for kind, value in kinds.items()}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line(0, scores=scores)) + "\n", encoding="utf-8")
+    (tmp_path / "summary.json").write_text(json.dumps(summary(1, clients=1)), encoding="utf-8")
+    trial = Trial("one", 0, load(LINEAR), tmp_path, held_out=True)
+    assert [Score(metric).of(trial) for metric in ("loss", "own.loss")] == [0.4, 0.4]
+    assert Score("own.loss").of(replace(trial, held_out=False)) == 0.2
+
+
 @pytest.mark.parametrize("worst", [float("nan"), float("inf"), None])
 def test_point_without_a_finite_score_is_the_worst(worst: float | None) -> None:
     """A point that diverged stands behind all others, wherever the grid has it, and its scores are named."""
@@ -502,11 +533,7 @@ def test_point_without_a_finite_score_is_the_worst(worst: float | None) -> None:
             raise NoScore.at("metric", "no round has a score")
         return value
 
-    all_done: Any = SimpleNamespace(done=lambda trial: True, has_stopped=lambda trial: False)
-    score: Any = SimpleNamespace(of=of, lower_is_better=True)
-    trial: Any = lambda arm, seed, point: SimpleNamespace(point=point, seed=seed)  # noqa: E731
-    tuning = Tuning(grid={"train.lr": list(of_points)}, seeds=[0, 1], held_out=0.0)
-    chosen = Search(all_done, tuning, score, trial).chosen("arm", "digest")
+    chosen = searched(list(of_points), of)
     assert chosen.values == {"train.lr": 0.2}
     assert [(tried.values["train.lr"], tried.scores) for tried in chosen.tried] == [
         (0.2, [0.5, 0.5]),
