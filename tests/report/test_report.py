@@ -269,11 +269,19 @@ def test_letters_that_the_font_lacks_are_told_apart() -> None:
     assert {r"\u5317\u4eac", r"\u4e0a\u6d77"} <= set(drawn[1])
 
 
-def test_users_own_fonts_are_asked_for_their_letters(monkeypatch: pytest.MonkeyPatch) -> None:
-    import matplotlib
-
-    monkeypatch.setitem(matplotlib.rcParams, "font.family", ["STIXGeneral", "DejaVu Sans"])
+def test_letters_of_other_fonts_are_drawn_by_them() -> None:
+    """Matplotlib warns of each letter that it draws as a box."""
     assert drawing.label("Wien ⓐ") == "Wien ⓐ"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_png(pictures.partition(clients(["Wien ⓐ", "Zürich"], {"ⓑ": 1})))
+
+
+def test_letters_without_a_font_are_told_once() -> None:
+    drawing._tell.cache_clear()
+    with pytest.warns(UserWarning, match="no font of this machine has") as told:
+        assert [drawing.label(name) for name in ("\U000f5317", "\U000f5318")] == [r"\U000f5317", r"\U000f5318"]
+    assert len(told) == 1
 
 
 def _texts(figure: Any) -> list[str]:

@@ -29,6 +29,7 @@ from rondo.study import pictures as comparisons
 from rondo.study.compare.numbers import Question, answers, only
 from rondo.study.compare.table import comparison_table, score_name
 from rondo.study.compare.variants import references
+from rondo.study.compare.written import set_aside
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
 Invoke = Callable[..., tuple[int, str]]
@@ -396,6 +397,27 @@ def test_automatic_scoring_knows_its_finished_runs(copy: Path, tiny: dict[str, A
     assert read(folder / "manifest.json")["scores_every"] >= 1
     assert rondo.compare(["fedit"], config, out=copy, device="cpu").runs == first.runs
     assert made(copy) == before
+
+
+def test_files_of_a_comparison_by_other_settings_are_kept(tmp_path: Path) -> None:
+    def written(run_dir: str) -> None:
+        runs = [{"algorithm": "fedit", "seed": 0, "run_dir": run_dir}]
+        set_aside(tmp_path, runs)
+        (tmp_path / "comparison.json").write_text(json.dumps({"runs": runs}))
+        (tmp_path / "comparison.png").write_text(run_dir)
+
+    written("fedit-seed-0")
+    written("fedit-seed-0")
+    set_aside(tmp_path, [{"algorithm": "fedit", "seed": 1, "run_dir": "fedit-seed-1"}])  # another seed is one more
+    for changed in ("fedit-seed-0-1", "fedit-seed-0"):
+        with pytest.warns(UserWarning, match=r"which is comparison-[12]\.json from now on"):
+            written(changed)
+    kept = {path.name: path.read_text() for path in tmp_path.glob("*.png")}
+    assert kept == {
+        "comparison-1.png": "fedit-seed-0",
+        "comparison-2.png": "fedit-seed-0-1",
+        "comparison.png": "fedit-seed-0",
+    }
 
 
 @pytest.mark.slow

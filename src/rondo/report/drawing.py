@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Set
+from contextlib import suppress
 from functools import cache
 from typing import Any, Literal, TypeAlias
 
@@ -28,7 +29,11 @@ def canvas(width: float, height: float, panels: int = 1) -> Any:
 def drawn(figure: Any, form: Form) -> bytes:
     """The bytes of a picture; those of an SVG file have no date and no random names."""
     from matplotlib import rc_context
+    from matplotlib.text import Text
 
+    for text in figure.findobj(Text):
+        others = dict.fromkeys(filter(None, map(_other_font, _lacking(text.get_text()))))
+        text.set_fontfamily([*text.get_fontfamily(), *others])
     content = io.BytesIO()
     with warnings.catch_warnings(), rc_context({"svg.hashsalt": "rondo"}):
         warnings.filterwarnings("ignore", message="constrained_layout not applied")  # long names in a small picture
@@ -53,12 +58,41 @@ def shown(text: str) -> str:
 
 
 def _drawable(text: str) -> str:
-    """``text``, with letters that the fonts lack as Python escapes. Matplotlib would draw a box for each, so that names
+    """``text``, with letters that no font has as Python escapes. Matplotlib would draw a box for each, so that names
     could not be told apart."""
+    if undrawn := [c for c in _lacking(text) if _other_font(c) is None]:
+        _tell()
+    return "".join(c.encode("ascii", "backslashreplace").decode() if c in undrawn else c for c in text)
+
+
+def _lacking(text: str) -> list[str]:
+    """The letters of ``text`` that the fonts of matplotlib's settings lack."""
     from matplotlib import rcParams
 
     letters = _letters(tuple(rcParams["font.family"]))
-    return "".join(c if ord(c) in letters else c.encode("ascii", "backslashreplace").decode() for c in text)
+    return [c for c in dict.fromkeys(text) if ord(c) not in letters]
+
+
+@cache
+def _other_font(letter: str) -> str | None:
+    """The first font of this machine that draws ``letter``; None without one."""
+    from matplotlib.font_manager import fontManager, get_font
+
+    for entry in fontManager.ttflist:
+        if (entry.style, entry.weight) == ("normal", 400) and not entry.name.startswith(("Last Resort", "cm")):
+            with suppress(OSError, RuntimeError):  # it has gone, or is made of pictures
+                font = get_font(entry.fname)
+                font.set_size(10, 120)
+                if font.get_char_index(ord(letter)):
+                    font.load_char(ord(letter))
+                    return str(entry.name)
+    return None
+
+
+@cache
+def _tell() -> None:
+    message = "in pictures, letters that no font of this machine has are shown by their numbers, such as \\u5317"
+    warnings.warn(f"{message}: install a font that has them, such as Noto Sans CJK", stacklevel=2)
 
 
 @cache

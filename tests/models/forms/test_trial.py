@@ -189,6 +189,19 @@ def test_model_that_does_not_run_is_refused() -> None:
     )
 
 
+def test_tensor_of_the_base_that_is_not_finite_is_named() -> None:
+    """It would be taken for a model that minds padding: no loss of it equals another."""
+    broken = reader("rows")
+    broken.module.places.weight.data[0, 0] = torch.inf  # it has no part in the losses
+    assert reason(broken) is None
+    broken.module.layer.weight.data[1, 2:4] = torch.nan
+    message = (
+        r"model\.name: numbers that are NaN or infinite are in places\.weight of 'a model', and 1 more of its tensors"
+    )
+    with pytest.raises(ConfigError, match=message):
+        reason(broken)
+
+
 def test_shortage_of_memory_is_told_as_one() -> None:
     """The layers are not to blame, so no others are asked for."""
     with pytest.raises(ConfigError) as caught:

@@ -52,6 +52,8 @@ def try_out(name: str, network: Network, task: Task, examples: Sequence[Any]) ->
             remedy = f"set train.precision = 'exact', {remedy}"
         message = f"{name!r} does not train on rows of the data: {type(error).__name__}: {error}; {remedy}"
         raise ConfigError.at("model.name", message) from None
+    if not all(bool(step.losses.isfinite().all()) for step in alone):
+        _check_finite(name, network)
     check_buffers(buffers, dict(network.module.named_buffers()))
     rows = [example for group in groups for example in group]
     inputs, _ = task.collate(rows)
@@ -65,6 +67,16 @@ def try_out(name: str, network: Network, task: Task, examples: Sequence[Any]) ->
     if minds_padding:
         message = "model.name: a row's output depends on how far it is padded, so scores depend on the batch size, and "
         warnings.warn(f"{message}predictions on the rows beside a row", stacklevel=2)
+
+
+def _check_finite(name: str, network: Network) -> None:
+    """Raise :class:`ConfigError` if a tensor of the base model has numbers that are not finite."""
+    tensors = dict(network.module.named_parameters())
+    broken = [n for n, t in tensors.items() if t.is_floating_point() and not bool(t.isfinite().all())]
+    if broken:
+        others = f", and {len(broken) - 1} more of its tensors" if broken[1:] else ""
+        message = f"numbers that are NaN or infinite are in {broken[0]} of {name!r}{others}"
+        raise ConfigError.at("model.name", f"{message}: name a checkpoint without them")
 
 
 def _reason(

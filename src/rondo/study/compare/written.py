@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,8 +64,28 @@ def written(
         if (over := comparisons.varied(content)) is not None:
             files["varied.png"] = over
     with durable.written(folder):
+        set_aside(folder, [*runs, *stopped])
         durable.write_all(folder, files)
     return comparison
+
+
+def set_aside(folder: Path, runs: Sequence[Mapping[str, Any]]) -> None:
+    """Rename the files of the comparison in ``folder`` if it is of other runs than ``runs`` under the same labels and
+    seeds: ``comparison-1.json`` and so on. Their settings have changed since."""
+    try:
+        before = json.loads((folder / "comparison.json").read_bytes())["runs"]
+        known = {(run["algorithm"], run["seed"]): run["run_dir"] for run in before}
+    except (OSError, ValueError, LookupError, TypeError):
+        return
+    if all(known.get((run["algorithm"], run["seed"]), run["run_dir"]) == run["run_dir"] for run in runs):
+        return
+    number = next(n for n in itertools.count(1) if not (folder / f"comparison-{n}.json").exists())
+    # The JSON file is the last: without it, no other would be set aside after a crash.
+    files = [*folder.glob("comparison.*"), *folder.glob("varied.png")]
+    for path in sorted(files, key=lambda path: path.suffix == ".json"):
+        path.rename(path.with_stem(f"{path.stem}-{number}"))
+    message = f"{str(folder)!r} has a comparison by other settings, which is comparison-{number}.json from now on"
+    warnings.warn(message, stacklevel=2)
 
 
 def _algorithms(
