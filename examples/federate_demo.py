@@ -141,8 +141,9 @@ def port(server: subprocess.Popen[str]) -> int:
     """The port that the server says it listens on."""
     for line in said(server):
         print(f"server: {line}", end="", flush=True)
-        if line.startswith("listening on "):
-            return int(line.split(":")[1].split()[0])
+        _, _, address = line.partition("listening on ")
+        if address:
+            return int(address.split(":")[1].split()[0])
     raise SystemExit("the server ended")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from rondo.cli.app import app
 from rondo.federation.program import only_program
 from rondo.federation.site.audit import audit
 from rondo.federation.site.audit.audit import Audit, Unwritten
-from rondo.federation.site.audit.state import STATE
+from rondo.federation.site.audit.state import STATE, AuditState
 from rondo.federation.site.desk import Exhausted
 
 
@@ -187,12 +188,44 @@ def test_line_that_is_on_the_disk_before_its_state_counts(file: Path) -> None:
     assert figures(Audit(file)) == (4, 4, 32, 4.0)
 
 
+def test_start_reads_the_end_of_a_long_audit(file: Path) -> None:
+    """A site that trains for months has one of hundreds of megabytes."""
+    noted(Audit(file), 2)
+    last, size = file.read_bytes(), 200 * 10**6
+    with file.open("wb") as long:
+        long.truncate(size)
+        long.seek(size)
+        long.write(b"\n" + last)
+    state = AuditState.read(file.parent)
+    assert state is not None
+    replace(state, size=file.stat().st_size).write(file.parent)
+    before = bytes_read()
+    assert Audit(file).missing() is None
+    assert bytes_read() - before < 10**6
+    with file.open("r+b") as cut:
+        cut.truncate(file.stat().st_size - 1)
+    assert Audit(file).missing() is not None
+
+
+def bytes_read() -> int:
+    """By this process so far."""
+    counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(counts["rchar"])
+
+
 @pytest.mark.parametrize("make", [Path.mkdir, lambda path: path.symlink_to("/dev/full"), os.mkfifo])
 def test_audit_that_is_no_file_stops_the_site(file: Path, make: Callable[[Path], None]) -> None:
     file.parent.mkdir()
     make(file)
     with pytest.raises(Unwritten, match="is not a file: move it away"):
         Audit(file)
+
+
+def test_state_that_is_a_pipe_does_not_hang_the_site(file: Path) -> None:
+    noted(Audit(file), 1)
+    (file.parent / STATE).unlink()
+    os.mkfifo(file.parent / STATE)
+    assert Audit(file).missing() is not None
 
 
 def test_log_of_a_broken_chain_says_where(file: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -327,6 +328,32 @@ def test_server_that_can_welcome_nobody_ends(wire: tuple[Wire, Sites], waits: st
     sites._computes = lambda *_: [][0]
     with pytest.raises(IndexError):
         sites.wait(10.0, lambda: False) if waits == "for sites" else list(sites.replies())
+
+
+def test_site_that_comes_back_and_answers_nothing_is_not_waited_for(wire: tuple[Wire, Sites]) -> None:
+    """Its disk is full: it connects, cannot put a letter down in its audit, and goes until it looks again."""
+    line, sites = wire
+    line.answers = lambda kind, letter: Consent({"ann": 3}).encode() if kind == "plan" and line.sent == 1 else None
+    line.since = "start 0"
+    sites.offer(PLAN)
+    until(lambda: bool(sites.present()))
+    over = threading.Event()
+
+    def come_and_go() -> None:
+        for i in itertools.count(1):
+            line.since = None if i % 2 else f"start {i}"
+            if over.wait(0.05):
+                return
+
+    coming = threading.Thread(target=come_and_go, daemon=True)
+    sites.send("ann", b"work", 100)
+    coming.start()
+    ended = threading.Event()
+    waiting = threading.Thread(target=lambda: (list(sites.replies()), ended.set()), daemon=True)
+    waiting.start()
+    assert ended.wait(10.0)
+    over.set()
+    coming.join()
 
 
 @pytest.mark.slow

@@ -15,11 +15,11 @@ import pytest
 pytest.importorskip("flwr")
 pytest.importorskip("prometheus_client")
 
-from made_up_runs import PRIVATE
 from parties import OPEN, SITES, Parties
-from records import line
 from test_federation import Watching, config
 
+from made_up_runs import PRIVATE
+from records import line
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, PlanRefused
 from rondo.federation.identity import keys

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import errno
 import io
+import json
+import os
 import sys
+from contextlib import redirect_stderr
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -12,11 +16,11 @@ from typer.testing import CliRunner
 
 from rondo.cli.app import app
 from rondo.cli.federate import _host_and_port
-from rondo.cli.federate_site import told
 from rondo.config import load
 from rondo.data.files.room import Room
-from rondo.errors import ConfigError
+from rondo.errors import ConfigError, visible
 from rondo.federation import extra
+from rondo.federation.notify import Log
 from rondo.federation.server.remote_run import plan_of
 from rondo.federation.site.run import _rows
 
@@ -123,7 +127,26 @@ class _Full(io.StringIO):
 def test_program_goes_on_where_its_lines_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its log lies on a full disk, or its terminal is gone."""
     monkeypatch.setattr(sys, "stderr", _Full())
-    told("a line")
+    Log()("a line")
+
+
+def test_lines_have_their_time_where_no_terminal_shows_them(capsys: pytest.CaptureFixture[str]) -> None:
+    for as_json in (False, True):
+        Log(as_json)("round 1: \u0441\u0442 \x1b[2J")
+    plain, packed = capsys.readouterr().err.splitlines()
+    time, _, line = plain.partition(" ")
+    assert abs(datetime.fromisoformat(time).timestamp() - datetime.now().timestamp()) < 60
+    assert json.loads(packed).keys() == {"time", "message"}
+    assert json.loads(packed)["message"] == line == visible("round 1: \u0441\u0442 \x1b[2J")
+
+
+def test_lines_of_the_journal_stay_as_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with (tmp_path / "journal").open("w") as journal:
+        there = os.fstat(journal.fileno())
+        monkeypatch.setenv("JOURNAL_STREAM", f"{there.st_dev}:{there.st_ino}")
+        with redirect_stderr(journal):
+            Log()("a line")
+    assert (tmp_path / "journal").read_text() == "a line\n"
 
 
 @pytest.mark.parametrize(

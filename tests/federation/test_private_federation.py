@@ -419,7 +419,7 @@ def test_training_that_a_full_disk_could_not_note_is_none(
     assert not asked(here, private(plan)).refused
     with full_at("privacy.jsonl"):
         reply = Reply.decode(here.answer("round", work(request_)))
-    assert (reply.reason, reply.upload) == ("refused", b"")
+    assert (reply.reason, reply.detail, reply.upload) == ("refused", "its disk is full", b"")
     assert f"No space left on device: '{here.folder / FILE}'" in told[-2]
     assert here.ledger.epsilon("ann", 1e-5) == 0.0
     assert Reply.decode(here.answer("round", work(request_))).upload

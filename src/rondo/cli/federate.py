@@ -27,11 +27,11 @@ from rondo.cli.federate_site import (
     site,
     site_keys,
     site_peers,
-    told,
 )
 from rondo.cli.federate_site import shown as shown_plan
-from rondo.cli.process import shown, stoppable, user_errors
+from rondo.cli.process import LogJson, shown, stoppable, user_errors
 from rondo.errors import ConfigError, headed, visible
+from rondo.federation.notify import Log
 
 federate = typer.Typer(help="Run a federation between real parties.", no_args_is_help=True)
 federate.add_typer(keys, name="keys")
@@ -53,6 +53,7 @@ def server(
     patience: Annotated[float, typer.Option(help="seconds to wait for a site that is not connected any more")] = 60.0,
     insecure: Annotated[bool, typer.Option("--insecure", help="without TLS, on the loopback address only")] = False,
     monitor: Monitor = None,
+    log_json: LogJson = False,
 ) -> None:
     """Run a configuration with the sites of a roster: they have the rows and train, and only factors travel."""
     with user_errors():
@@ -66,17 +67,19 @@ def server(
         settings = load(config, [*(sets or []), *ROWS_AT_SITES], check_paths=False)
 
         host, port = _host_and_port(listen)
-        listening = Listening(keys, host, port, insecure, wait, patience, monitor)
+        listening, told = Listening(keys, host, port, insecure, wait, patience, monitor), Log(log_json)
 
         def started(observer: Any, stop: Any) -> Any:
             from rondo.federation.server.run import serve
 
             return serve(settings, listening, run_dir=run_dir, device=device, observer=observer, told=told, stop=stop)
 
-        shown(settings.rounds, started)
+        shown(settings.rounds, started, told)
 
 
-def serve_on(settings: Any, run_dir: str, device: str, *, whatever: bool, code: bool, roster_changed: bool) -> None:
+def serve_on(
+    settings: Any, run_dir: str, device: str, told: Log, *, whatever: bool, code: bool, roster_changed: bool
+) -> None:
     """Continue the run of a federation in ``run_dir``."""
     from rondo.federation.extra import needed
 
@@ -96,7 +99,7 @@ def serve_on(settings: Any, run_dir: str, device: str, *, whatever: bool, code: 
             stop=stop,
         )
 
-    shown(settings.rounds, started)
+    shown(settings.rounds, started, told)
 
 
 @federate.command()
@@ -116,6 +119,7 @@ def client(
         bool, typer.Option("--yes", help="consent to every plan within the contract, for services; default: ask")
     ] = False,
     monitor: Monitor = None,
+    log_json: LogJson = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="print the plan beside the contract, and go, as site show-plan does")
     ] = False,
@@ -129,7 +133,7 @@ def client(
         if dry_run:
             shown_plan(site, stop)
         else:
-            take_part(site, asked=(lambda offer: True) if yes else by_hand(stop), told=told, stop=stop)
+            take_part(site, asked=(lambda offer: True) if yes else by_hand(stop), told=Log(log_json), stop=stop)
 
 
 @federate.command()

@@ -6,7 +6,7 @@ import select
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ from rondo.cli.app import Device
 from rondo.cli.federate_keys import names, print_fingerprint
 from rondo.cli.process import FAILED, quiet_libraries, stoppable, user_errors
 from rondo.errors import ConfigError, StopRequested, headed, visible
-from rondo.federation.notify import notify
+from rondo.federation.notify import Log
 
 site = typer.Typer(help="For a site's owner: the contract, a plan beside it, and what left.", no_args_is_help=True)
 
@@ -187,7 +187,7 @@ def shown(site: Any, stop: Any) -> None:
     from rondo.federation.site.contract.terms import refusal
     from rondo.federation.site.run import show_plan as offered
 
-    offer = offered(site, told=told, stop=stop)
+    offer = offered(site, told=Log(), stop=stop)
     print_offer(offer)
     kept = refusal(offer.terms) is None
     print(
@@ -228,7 +228,7 @@ def by_hand(stop: Any) -> Any:
         print_offer(offer)
         if not sys.stdin.isatty():
             hint = "nobody can be asked without a terminal: look at it by rondo federate site show-plan, then set --yes"
-            told(hint)
+            Log()(hint)
             return False
         print("\ntake part in this run, and in later ones with the same configuration? [y/N] ", end="", flush=True)
         while not select.select([sys.stdin], [], [], 0.2)[0]:
@@ -237,14 +237,6 @@ def by_hand(stop: Any) -> Any:
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     return asked
-
-
-def told(line: str) -> None:
-    """Print a line about what a program does. It goes on where nobody can read it: the terminal is gone, or the log's
-    disk is full."""
-    with suppress(OSError):
-        print(visible(line), file=sys.stderr, flush=True)
-    notify(f"STATUS={visible(line)}")
 
 
 def site_keys(

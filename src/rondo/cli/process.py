@@ -8,13 +8,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from rondo.errors import ConfigError, PlanRefused, RunInterrupted, RunStopped, StopRequested, visible
 
 FAILED, USER_ERROR, REFUSED = 1, 2, 3
+
+LogJson = Annotated[bool, typer.Option("--log-json", help="each line of a federation's log as a JSON object")]
 
 
 @contextmanager
@@ -105,9 +107,11 @@ def quiet_libraries() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
-def shown(rounds: int, started: Callable[[Any, Any], Any]) -> Any:
+def shown(rounds: int, started: Callable[[Any, Any], Any], log: Any = None) -> Any:
     """The result of a run of so many rounds, which ``started`` runs given an observer and an event that stops it, with
-    progress bars and a final table."""
+    progress bars and a final table. ``log``: the :class:`rondo.federation.notify.Log` of a program that serves."""
+    from rich.console import Console
+
     from rondo.report.clients import clients_table
     from rondo.report.terminal import plain_console, samples_table, summary_table
 
@@ -116,7 +120,8 @@ def shown(rounds: int, started: Callable[[Any, Any], Any]) -> Any:
     with console.status("loading") if console.is_terminal else nullcontext():
         from rondo.runs.runner import run as _  # noqa: F401  loaded here, since it takes seconds
         from rondo.runs.watching.progress import progress
-    with stoppable() as stop, progress(rounds) as observer:
+    lines = None if log is None or log.is_plain else Console(file=log)
+    with stoppable() as stop, progress(rounds, lines) as observer:
         result = started(observer, stop)
     console.print(summary_table(result.summary))
     if (clients := clients_table(result.summary, result.clients())) is not None:

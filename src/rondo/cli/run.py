@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from rondo.cli.app import AllowCode, Device, Sets, one_of, papers
-from rondo.cli.process import FAILED, quiet_libraries, shown, user_errors
+from rondo.cli.process import FAILED, LogJson, quiet_libraries, shown, user_errors
 from rondo.cli.results import exported
 from rondo.errors import ConfigError, headed
 
@@ -70,6 +70,7 @@ def resume(
     roster_changed: Annotated[
         bool, typer.Option("--roster-changed", help="continue a federation with the roster as it is now")
     ] = False,
+    log_json: LogJson = False,
 ) -> None:
     """Continue a run after its last committed round."""
     with user_errors(), headed("rondo resume"):
@@ -90,9 +91,11 @@ def resume(
             print(f"{run_dir} is finished; nothing is left to do")
         elif federated:
             from rondo.cli.federate import serve_on
+            from rondo.federation.notify import Log
 
             whatever = allow_nondeterministic
-            serve_on(settings, run_dir, device, whatever=whatever, code=allow_code, roster_changed=roster_changed)
+            told = Log(log_json)
+            serve_on(settings, run_dir, device, told, whatever=whatever, code=allow_code, roster_changed=roster_changed)
         else:
             if roster_changed:
                 raise ConfigError.at("--roster-changed", "this run is a simulation, which has no roster: leave it out")

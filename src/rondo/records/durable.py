@@ -35,6 +35,11 @@ class Damaged(ValueError):
     """A file is not as it was written; the message says in what way."""
 
 
+def is_full(error: BaseException) -> bool:
+    """Whether ``error`` says that a disk has no room left."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def write(path: Path, content: bytes) -> None:
     """Replace the file ``path`` by ``content`` in one step. Raises OSError and then changes nothing."""
     write_all(path.parent, {path.name: content})

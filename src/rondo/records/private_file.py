@@ -26,6 +26,8 @@ def write(path: Path, header: Mapping[str, Any], body: bytes) -> None:
 def read(path: Path) -> tuple[dict[str, Any], bytes] | None:
     """Header and body of the file ``path``; None where there is none. Raises
     :class:`~rondo.records.durable.Damaged`."""
+    if path.exists() and not path.is_file():  # reading it might never end
+        raise Damaged(f"{path.name} is a folder, a pipe or a device")
     try:
         data = path.read_bytes()
     except FileNotFoundError:

@@ -355,7 +355,7 @@ class Sites:
         present, consents, now = self._link.present(), self.consents(), time.monotonic()
         with self._lock:
             refusing = {n for n, (since, c) in self._consents.items() if c.refused and present.get(n) == since}
-        for name in present:
+        for name in consents:  # a site that cannot answer, with a full disk for instance, comes back again and again
             absent.pop(name, None)
         open_at = {letter.site for letter in self._waiting}
         there = [c for c in self._drawn if self._site_of[c] in present or self._site_of[c] not in open_at]

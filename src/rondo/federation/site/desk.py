@@ -248,7 +248,8 @@ class Desk:
             reply = Reply(reason="refused", detail="it took longer than its owner allows")
         except Exception as error:  # tensors can be anything
             self.told(f"round {attempt + 1}: {type(error).__name__}: {error}")
-            reply = Reply(reason="refused", detail=f"it cannot be answered: {type(error).__name__}")
+            why = "its disk is full" if durable.is_full(error) else f"it cannot be answered: {type(error).__name__}"
+            reply = Reply(reason="refused", detail=why)
         data, most = reply.encode(), self.contract.outgoing.largest_mb
         if len(data) > most * 1e6:
             reply = Reply(reason="refused", detail=f"its answer is larger than the {most:g} MB that its owner allows")

@@ -30,6 +30,7 @@ from rondo.federation.site.contract.document import Contract, Term
 from rondo.federation.site.ledger import SiteLedger
 from rondo.federation.site.sums import of_sum
 from rondo.params import num_bytes
+from rondo.records import durable
 from rondo.runs.assembling.assemble import assemble
 from rondo.runs.assembling.assembly import Assembly
 from rondo.runs.assembling.given import Given
@@ -229,6 +230,8 @@ def for_the_server(error: Exception) -> str:
     """The reason why a site takes no part, without what is in its rows and on its disk."""
     if isinstance(error, Declined | NotAPlan):
         return str(error)
+    if durable.is_full(error):
+        return "its disk is full"
     keys = ", ".join(dict.fromkeys(p.path for p in error.problems)) if isinstance(error, ConfigError) else ""
     return f"it cannot run the plan as it is{keys and ': ' + keys}; its owner sees why"
 

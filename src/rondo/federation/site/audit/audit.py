@@ -132,13 +132,11 @@ class Audit:
     def _take_up(self) -> bool:
         """Count the lines that the state does not know of, after a crash. False where the file does not go on from it:
         lines were cut off, or it is another file."""
-        if _size(self._file) < self._state.size:
+        if not 0 <= self._state.size <= _size(self._file):
             return False
         with _writing(self._file), _opened(self._file) as lines:
-            head = self._state.closed[-1] if self._state.closed else FIRST
-            while lines.tell() < self._state.size:
-                head = _digest(lines.readline())
-            if (lines.tell(), head) != (self._state.size, self._state.head):
+            before = (self._state.closed or (FIRST,))[-1]
+            if (_last_before(lines, self._state.size) if self._state.size else before) != self._state.head:
                 return False
             for line in lines:
                 entry = _entry(line)
@@ -266,6 +264,21 @@ def _is_torn(file: Path) -> bool:
     with file.open("rb") as content:
         content.seek(-1, os.SEEK_END)
         return content.read() != b"\n"
+
+
+_PIECE = 2**16
+
+
+def _last_before(lines: BinaryIO, end: int) -> str | None:
+    """The digest of the line that ends at ``end``, where ``lines`` is then; None without one. The lines before it are
+    not read: a file has hundreds of megabytes after some months."""
+    line, start = b"", end
+    while start > 0 and b"\n" not in line[:-1]:
+        start = max(0, start - _PIECE)
+        lines.seek(start)
+        line = lines.read(min(end, start + _PIECE) - start) + line
+    lines.seek(end)
+    return _digest(line[:-1].rpartition(b"\n")[2]) if line.endswith(b"\n") else None
 
 
 def _opened(file: Path) -> BinaryIO:
