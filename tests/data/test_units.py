@@ -53,8 +53,8 @@ def test_person_in_two_unicode_forms_is_one_unit() -> None:
 
 
 def test_row_that_is_left_out_shifts_no_person() -> None:
-    rows = [{"text": "", "who": 2}, *ROWS]
-    assert units(rows, [range(1), range(1, 2), range(2, 3)], [0, 1, 2], group="who") == [0, 1, 0]
+    rows = [{"text": text, "who": who} for text, who in (("", 3), ("a", 1), ("b", 1), ("c", 2))]
+    assert units(rows, [range(1), range(1, 2), range(2, 3)], [0, 1, 2], group="who") == [0, 0, 1]
 
 
 @pytest.mark.parametrize("row", [{"text": "d"}, {"text": "d", "who": None}])
