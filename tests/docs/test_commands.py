@@ -26,6 +26,7 @@ PAGES = [
 ]
 ELSEWHERE = {
     "docs/how-to/chats.md": "tests/test_package.py",
+    "docs/how-to/preferences.md": "tests/docs/test_preferences_page.py",
     "docs/how-to/several-labels.md": "tests/docs/test_labels_page.py",
     "docs/tutorial.md": "tests/docs/test_tutorial.py",
     "docs/how-to/token-classification.md": "tests/docs/test_token_page.py",

@@ -35,8 +35,11 @@ TEST = reviews(12, seed=3)
 OPEN = Contract.model_validate(
     {
         "rows": {
-            "inputs": ["text", "first", "second", "context", "question", "image", "tokens"],
-            "labels": ["label", "who", "answers", "score", "tags", "labels", "joined", "neg", "plot", "pos"],
+            "inputs": ["text", "first", "second", "context", "question", "image", "tokens", "prompt"],
+            "labels": [
+                *("label", "who", "answers", "score", "tags", "labels", "joined", "neg", "plot", "pos"),
+                *("chosen", "rejected"),
+            ],
         },
         "training": {
             "tensors": "whole",

@@ -19,7 +19,9 @@ from parties import Parties, write_sites
 
 import rondo
 from choice_rows import questions, save_tiny_llama
+from preferred_rows import preferred
 from rondo.config import load
+from rondo.config.task_kinds import PAIR_KINDS
 from rondo.federation.server.remote_run import loaded
 from rondo.runs.assembling.assemble import assemble
 from rondo.tasks.language import causal_lm
@@ -55,6 +57,7 @@ KINDS: dict[str, Any] = {
     "question-answering": (asked, {"context": "context", "question": "question", "answers": "answers", "stride": 8}),
     "sequence-regression": (rated, {"text": "text", "target": "score"}),
     "token-classification": (entities, {"tokens": "tokens", "tags": "tags", "max_length": 16, "stride": 4}),
+    **{kind: (preferred, {"max_length": 60}) for kind in PAIR_KINDS},
     **{
         f"labels {form}": (opinions, {"kind": "sequence-classification", "text": "text", "multi_label": True, **keys})
         for form, keys in LABELLED.items()
@@ -68,7 +71,8 @@ def test_federation_equals_the_simulation(kind: str, tmp_path: Path) -> None:
     make, keys = KINDS[kind]
     rows = {name: make(count, i) for i, (name, count) in enumerate({"ann": 9, "bob": 6, "cid": 12}.items())}
     write_sites(tmp_path, rows=rows)
-    save_tiny_bert(tmp_path / "bert")
+    (save_tiny_llama if kind in PAIR_KINDS else save_tiny_bert)(tmp_path / "bert")
+    adapter = {"target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.1} if kind in PAIR_KINDS else {}
     more = {"other": str(write_rows(tmp_path / "other.csv", make(5, 8)))}
     config = settings(
         tmp_path / "bert",
@@ -78,7 +82,8 @@ def test_federation_equals_the_simulation(kind: str, tmp_path: Path) -> None:
         train={"local_epochs": 1, "batch_size": 4},
         simulation={"cohort": 1},
         evaluation={"clients_every": 1},
-        model={"head": "local"},
+        adapter=adapter,
+        model={"head": None if kind == "preference" else "local"},
     )
     data = {**config["data"], "clients_from": str(tmp_path / "data" / "all")}
     expected = rondo.run({**config, "data": data}, run_dir=tmp_path / "simulation", device="cpu")

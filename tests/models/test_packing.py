@@ -83,7 +83,7 @@ def step(
         n: t.requires_grad_() for n, t in tiny.factors(tuple(network.sites.values()), 1, clients=len(groups)).items()
     }
     dropout = [torch.Generator().manual_seed(k) for k in range(len(groups))] if dropped else None
-    rows = Rows.of(groups, TASK.lengths)
+    rows = Rows.of(groups, TASK)
     sums, counts = TASK.loss(network(leaves, base or {}, inputs, dropout, rows), targets)
     ((rows.sum(sums) / rows.sum(counts).clamp_min(1)) * torch.arange(1, 1 + len(groups))).sum().backward()
     return [sums.detach(), *(t.grad for t in leaves.values() if t.grad is not None)]
@@ -162,7 +162,7 @@ def test_rows_do_not_see_each_other(kernel: Attention) -> None:
     for middle in (second, changed):
         groups = [[first, middle, third]]
         inputs, _ = TASK.collate(groups[0])
-        outputs.append(laid(params, {}, inputs, None, Rows.of(groups, TASK.lengths)))
+        outputs.append(laid(params, {}, inputs, None, Rows.of(groups, TASK)))
     before, after = outputs
     assert torch.equal(before[[0, 2]], after[[0, 2]])
     assert not torch.equal(before[1, :9], after[1, :9])

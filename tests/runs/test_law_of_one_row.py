@@ -20,6 +20,7 @@ from choice_rows import questions, save_tiny_llama
 from kinds_of_runs import make_sources
 from methods import every_method
 from pair_rows import requests, save_tiny
+from preferred_rows import preferred
 from rondo.algorithms.compatible import refused
 from rondo.algorithms.table import TABLE
 from rondo.config import ConfigError, load
@@ -196,6 +197,7 @@ def convolutions(config: Any, task: Any) -> nn.Module:
 
 
 ADAPTED = {"r": 2, "lora_alpha": 4, "target_modules": "all-linear", "lora_dropout": 0.3}
+NORMALISED = {"loss_type": "ipo", "beta": 0.5}
 OF_PICTURES = {"image": "image", "label": "label", "labels": ["0", "1", "2"], "image_shape": [8, 8, 1]}
 KINDS: dict[str, list[tuple[Callable[[int], Table], str, dict[str, Any]]]] = {
     "sequence-classification": [
@@ -209,6 +211,8 @@ KINDS: dict[str, list[tuple[Callable[[int], Table], str, dict[str, Any]]]] = {
     "multiple-choice": [
         (questions, "llama", {"prompt": "question", "choices": "choices", "answer": "answer", "max_length": 80})
     ],
+    "preference": [(preferred, "llama", {"max_length": 60}), (preferred, "llama", {"max_length": 60, **NORMALISED})],
+    "reward": [(preferred, "llama", {"max_length": 60})],
     "seq2seq-lm": [(requests, "T5", {"prompt": "request", "response": "answer"})],
     "image-classification": [
         (pictures, name, {**OF_PICTURES, "augment": augment})

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import rondo
 from rondo.config import load
-from rondo.config.inputs import ProblemConfig
+from rondo.config.section import ProblemConfig
 from rondo.tasks.numbers.linear import LinearRegression, largest_sine
 from rondo.tasks.numbers.linear_problem import LinearProblem
 

@@ -177,6 +177,7 @@ class TaskConfig(Section):
     answer is a part of a text), ``"token-classification"`` (names and other entities in a text), ``"causal-lm"``,
     ``"seq2seq-lm"`` (an encoder reads one text and a decoder writes the other), ``"multiple-choice"`` (the likeliest of
     several texts),
+    ``"preference"`` (the better of two answers, DPO), ``"reward"`` (a number for an answer, from the same pairs),
     ``"image-classification"``, ``"regression"`` (a number for numbers), ``"linear"`` (least squares in float64), or
     ``package.module:Class`` for a subclass of ``rondo.tasks.task.Task``."""
     text: Name | Annotated[list[Name], Field(min_length=1, max_length=2)] | None = None
@@ -207,7 +208,8 @@ class TaskConfig(Section):
     follows from the training rows, and from ``label`` and ``label_separator``."""
     prompt: Name | Annotated[list[Name], Field(min_length=1)] | None = None
     """Column or columns with the instruction (causal-lm), the text to read (seq2seq-lm) or the question
-    (multiple-choice)."""
+    (multiple-choice). Of preference and reward, the column with the prompt, a text or turns; left out, ``prompt`` in
+    rows that have it, and else the beginning of both answers."""
     response: Name | None = None
     """Column with the response (causal-lm) or the text to write (seq2seq-lm). The loss is on it only."""
     separator: str | None = None
@@ -231,11 +233,24 @@ class TaskConfig(Section):
     Left out, the choice alone."""
     letters: bool | None = None
     """List the choices below the question, and answer by letter (multiple-choice), as lm-eval does for MMLU."""
+    chosen: Name | None = None
+    """Column with the better answer (preference, reward): a text, or turns of a conversation; left out, ``chosen``. It
+    may begin with the prompt, which is then what both answers begin with."""
+    rejected: Name | None = None
+    """Column with the other answer (preference, reward); left out, ``rejected``."""
+    loss_type: Literal["sigmoid", "hinge", "ipo", "robust", "sigmoid_norm"] | None = None
+    """Loss of a pair (preference), by TRL's names; left out, ``"sigmoid"`` (DPO). ``"ipo"`` and ``"sigmoid_norm"`` take
+    the mean over an answer's tokens, ``"robust"`` expects some pairs to be the wrong way round."""
+    beta: Annotated[float, Field(gt=0)] | None = None
+    """Weight of the reference (preference): the higher, the closer the model stays to it; left out, 0.1."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] | None = None
+    """Share of pairs that are the wrong way round (preference, ``loss_type = "robust"``); left out, 0."""
     chat_template: str | None = None
-    """Jinja file with the chat template (causal-lm, multiple-choice), in place of the tokenizer's own."""
+    """Jinja file with the chat template (causal-lm, multiple-choice, preference, reward), in place of the tokenizer's
+    own."""
     today: Annotated[str, BeforeValidator(_day), AfterValidator(_is_day)] | None = None
-    """The date, such as 2026-11-25, that a chat template with today's date prints (causal-lm, multiple-choice). Left
-    out, the day on which the run starts, which the run keeps."""
+    """The date, such as 2026-11-25, that a chat template with today's date prints (causal-lm, multiple-choice,
+    preference, reward). Left out, the day on which the run starts, which the run keeps."""
     context: Name | None = None
     """Column with the text that holds the answers (question-answering)."""
     question: Name | None = None
@@ -260,7 +275,8 @@ class TaskConfig(Section):
     (sequence-regression); f1, exact_match, loss (question-answering); f1,
     precision, recall, accuracy, loss (token-classification); loss, perplexity, accuracy (causal-lm,
     seq2seq-lm);
-    accuracy_likelihood, accuracy_normalised, loss (multiple-choice); r2, rmse, mae (regression)."""
+    accuracy_likelihood, accuracy_normalised, loss (multiple-choice); accuracy, margin, loss (preference, reward); r2,
+    rmse, mae (regression)."""
     max_length: Annotated[int, Field(ge=4)] = 128
     """Most tokens per example; of a window for question-answering and token-classification, of the prompt for
     seq2seq-lm."""
@@ -370,31 +386,3 @@ class PartitionConfig(Section):
     """Smallest number of rows that a client may get, for all kinds but natural."""
     deal_tests: bool = False
     """Deal the test set to the clients as well, each class in proportion to their training rows of it."""
-
-
-class ProblemConfig(Section):
-    """The linear problem of ``data.source = "builtin:linear"``, drawn from ``seed``: inputs x ~ N(0, I), and a truth
-    that the clients' outputs y follow."""
-
-    kind: Literal["factors", "heads"] = "factors"
-    """``"factors"``: y = B A x, for a network of the two factors (RoLoRA, section 4.1). ``"heads"``: y = w_i B^T x, for
-    a common representation B^T below a head w_i of each client (FedRep, section 4)."""
-    clients: Positive = 10
-    """Number of clients."""
-    rows: Positive = 50
-    """Rows of each client."""
-    inputs: Positive = 10
-    """Numbers in x."""
-    outputs: Positive | None = None
-    """Numbers in y, for factors; left out, as many as in x. A head has one."""
-    rank: Positive = 1
-    """Rows of A, or of the representation."""
-    spread: Annotated[float, Field(ge=0)] = 0.0
-    """For factors: distance of each client's B from their mean, over the norm of the mean, as a root mean square."""
-    noise: Annotated[float, Field(ge=0)] = 0.0
-    """Standard deviation of the noise in y."""
-    design: Literal["gaussian", "isotropic"] = "gaussian"
-    """``"isotropic"`` gives every client's inputs the second moment I exactly. It needs as many rows as inputs."""
-    start_distance: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Distance between the start of A, or of the representation, and the truth: the sine of every principal angle.
-    Left out, the start is random."""

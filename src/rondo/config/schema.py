@@ -15,10 +15,9 @@ from rondo.config.inputs import (
     ModelConfig,
     Name,
     PartitionConfig,
-    ProblemConfig,
     TaskConfig,
 )
-from rondo.config.section import CompressionConfig, Fraction, Positive, Section, TrackConfig
+from rondo.config.section import CompressionConfig, Fraction, Positive, ProblemConfig, Section, TrackConfig
 from rondo.privacy.guarantee import Guarantee
 
 

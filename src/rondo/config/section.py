@@ -31,6 +31,34 @@ class CompressionConfig(Section):
     """Share of each tensor's numbers that is sent, with ``"top-k"``; left out, 0.1."""
 
 
+class ProblemConfig(Section):
+    """The linear problem of ``data.source = "builtin:linear"``, drawn from ``seed``: inputs x ~ N(0, I), and a truth
+    that the clients' outputs y follow."""
+
+    kind: Literal["factors", "heads"] = "factors"
+    """``"factors"``: y = B A x, for a network of the two factors (RoLoRA, section 4.1). ``"heads"``: y = w_i B^T x, for
+    a common representation B^T below a head w_i of each client (FedRep, section 4)."""
+    clients: Positive = 10
+    """Number of clients."""
+    rows: Positive = 50
+    """Rows of each client."""
+    inputs: Positive = 10
+    """Numbers in x."""
+    outputs: Positive | None = None
+    """Numbers in y, for factors; left out, as many as in x. A head has one."""
+    rank: Positive = 1
+    """Rows of A, or of the representation."""
+    spread: Annotated[float, Field(ge=0)] = 0.0
+    """For factors: distance of each client's B from their mean, over the norm of the mean, as a root mean square."""
+    noise: Annotated[float, Field(ge=0)] = 0.0
+    """Standard deviation of the noise in y."""
+    design: Literal["gaussian", "isotropic"] = "gaussian"
+    """``"isotropic"`` gives every client's inputs the second moment I exactly. It needs as many rows as inputs."""
+    start_distance: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Distance between the start of A, or of the representation, and the truth: the sine of every principal angle.
+    Left out, the start is random."""
+
+
 Tracker = Literal["tensorboard", "trackio", "wandb", "mlflow"]
 
 PACKAGES: dict[Tracker, str] = {

@@ -6,13 +6,12 @@ A user's own task needs no entry: ``task.kind`` names it as ``package.module:Cla
 from __future__ import annotations
 
 import difflib
-import json
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from rondo.config.inputs import TaskConfig
+from rondo.config.rules import task_keys
 from rondo.errors import Problem
 
 Checks = Callable[[Mapping[str, Any], bool], Iterator[Problem]]
@@ -61,6 +60,7 @@ class Kind:
 
 
 _CLASS_METRICS = {"accuracy": True, "f1": True, "matthews": True, "auc": True, "loss": False}
+_PAIR_METRICS = {"accuracy": True, "margin": True, "loss": False}
 _LABEL_METRICS = {"f1_micro": True, "f1_macro": True, "accuracy": True, "auc": True, "loss": False}
 """Those of a classifier whose rows may have several labels."""
 CLASS_KINDS = ("sequence-classification", "image-classification")
@@ -70,6 +70,8 @@ CLASS_KEYS = {
     "per_class": (*CLASS_KINDS, "token-classification"),
 }
 """Keys of ``[evaluation]`` that say how classes are scored, with the kinds that use them."""
+PAIR_KINDS = ("preference", "reward")
+"""Kinds whose rows have two answers, of which one is better."""
 _KEYS = {
     "text": ("sequence-classification", "sequence-regression", "causal-lm", "token-classification"),
     **dict.fromkeys(("label", "label_separator", "multi_label"), CLASS_KINDS),
@@ -78,9 +80,12 @@ _KEYS = {
     "stride": ("question-answering", "token-classification"),
     "messages": ("causal-lm",),
     "response": ("causal-lm", "seq2seq-lm"),
+    **dict.fromkeys(("chosen", "rejected"), PAIR_KINDS),
+    **dict.fromkeys(("loss_type", "beta", "label_smoothing"), ("preference",)),
     "max_target_length": ("seq2seq-lm",),
-    **dict.fromkeys(("chat_template", "today"), ("causal-lm", "multiple-choice")),
-    **dict.fromkeys(("prompt", "separator"), ("causal-lm", "seq2seq-lm", "multiple-choice")),
+    **dict.fromkeys(("chat_template", "today"), ("causal-lm", "multiple-choice", *PAIR_KINDS)),
+    "prompt": ("causal-lm", "seq2seq-lm", "multiple-choice", *PAIR_KINDS),
+    "separator": ("causal-lm", "seq2seq-lm", "multiple-choice"),
     **dict.fromkeys(("choices", "answer", "answer_is", "answer_text", "letters"), ("multiple-choice",)),
     **dict.fromkeys(("image", "image_size", "image_shape"), ("image-classification",)),
     **dict.fromkeys(("context", "question", "answers", "answer_start", "max_answer_tokens"), ("question-answering",)),
@@ -116,6 +121,12 @@ def metrics_of(task: TaskConfig) -> Mapping[str, bool]:
     return {} if kind is None else _LABEL_METRICS if task.several_labels else kind.metrics
 
 
+def without_answers(task: TaskConfig) -> TaskConfig:
+    """``task`` with the columns alone that predictions read. A reward is of an answer; all other answers are made."""
+    unread = ["label", "response", "target", "answer", "answers", "answer_start", "tags", "spans", "rejected"]
+    return task.model_copy(update=dict.fromkeys(unread if task.kind == "reward" else [*unread, "chosen"]))
+
+
 def _metric(task: Mapping[str, Any]) -> Iterator[Problem]:
     name, known = task["metric"], TABLE[task["kind"]].metrics
     of_labels = task["kind"] in CLASS_KINDS and name in _LABEL_METRICS  # only the rows may say if they have several
@@ -134,130 +145,6 @@ def _unused(task: Mapping[str, Any]) -> Iterator[Problem]:
             yield Problem(f"task.{key}", f"only kind = {kinds} {verb} it: remove it, or set task.kind")
 
 
-def _classification(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
-    if own_data and task["text"] is None:
-        yield Problem("task.text", "name the column, or the two columns, with the text")
-    if own_data and task["label"] is None:
-        yield Problem("task.label", "name the column with the label")
-
-
-def _sequence_regression(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
-    if task["text"] is None:
-        yield Problem("task.text", "name the column, or the two columns, with the text")
-    if task["target"] is None:
-        yield Problem("task.target", "name the column with the number to predict")
-
-
-def _causal_lm(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
-    given = [key for key in ("text", "prompt", "messages") if task[key] is not None]
-    if len(given) != 1:
-        message = (
-            "causal-lm needs either task.text, or task.prompt and task.response, or task.messages: name one of them"
-        )
-        yield Problem(f"task.{given[0] if given else 'text'}", message)
-    if task["separator"] is not None and task["prompt"] is None:
-        yield Problem("task.separator", "only task.prompt has columns to separate: remove it")
-    if task["chat_template"] is not None and task["prompt"] is None and task["messages"] is None:
-        yield Problem("task.chat_template", "plain text has no turns: name task.messages or task.prompt, or remove it")
-    if isinstance(task["text"], list):
-        message = "causal-lm takes one text column: name one, or use task.prompt and task.response"
-        yield Problem("task.text", message)
-    if (task["prompt"] is None) != (task["response"] is None):
-        yield Problem("task.response", "task.prompt and task.response go together: name both")
-
-
-def _seq2seq_lm(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
-    if task["prompt"] is None:
-        yield Problem("task.prompt", "name the column, or the columns, with the text to read")
-    if task["response"] is None:
-        yield Problem("task.response", "name the column with the text to write")
-
-
-def _question_answering(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
-    for key, content in (("context", "text that has the answers"), ("question", "questions"), ("answers", "answers")):
-        if task[key] is None:
-            yield Problem(f"task.{key}", f"name the column with the {content}")
-    yield from _windows(task, _SHORTEST_WINDOW, "question and context")
-
-
-def _windows(task: Mapping[str, Any], shortest: int, content: str) -> Iterator[Problem]:
-    if task["max_length"] < shortest:
-        message = f"{task['max_length']} leave no room for {content}: raise it to {shortest} or more"
-        yield Problem("task.max_length", message)
-    if task["stride"] is not None and task["stride"] > task["max_length"] // 2:
-        message = f"above half of task.max_length = {task['max_length']}, so windows would hardly move: lower it"
-        yield Problem("task.stride", message)
-
-
-_SHORTEST_WINDOW = 32
-"""Tokens with which windows move on: a quarter of them is the question's, at most half is shared with the window
-before, and special tokens are few."""
-
-
-def _token_classification(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
-    first, second = ("text", "spans") if task["text"] is not None or task["spans"] is not None else ("tokens", "tags")
-    if isinstance(task["text"], list):
-        yield Problem("task.text", "token-classification takes one text column: name one")
-    contents = {"text": "texts", "spans": "spans", "tokens": "lists of words", "tags": "lists of tags"}
-    for key in (first, second):
-        if task[key] is None:
-            remedy = " (or task.text and task.spans)" if first == "tokens" else ""
-            yield Problem(f"task.{key}", f"name the column with the {contents[key]}{remedy}")
-    for key in ("tokens", "tags", "scheme"):
-        if first == "text" and task[key] is not None:
-            yield Problem(f"task.{key}", "task.text and task.spans take its place: remove it, or these two")
-    yield from _windows(task, _SHORTEST_ROW, "words")
-    names = task["labels"] or ["O"]
-    types = dict.fromkeys(re.sub("^[BI]-", "", name) for name in names if name != "O")
-    wanted = ["O", *(f"{mark}-{kind}" for kind in types for mark in "BI")]
-    if set(names) != set(wanted):
-        yield Problem("task.labels", f"name all tags of IOB2: {json.dumps(wanted, ensure_ascii=False)}")
-
-
-_SHORTEST_ROW = 8
-"""Tokens with which windows move on: special tokens are few, and at most half is shared with the window before."""
-
-
-def _multiple_choice(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
-    missing = (
-        ("prompt", "name the column, or the columns, with the question"),
-        ("choices", "name the column with the choices, or one column per choice"),
-        ("answer", "name the column with the right choice's text, letter or number"),
-    )
-    for key, remedy in missing:
-        if task[key] is None:
-            yield Problem(f"task.{key}", remedy)
-    if task["answer_text"] is not None and task["answer_text"].count("{}") != 1:
-        yield Problem("task.answer_text", f"{task['answer_text']!r} should have {{}} once, in place of the choice")
-    if task["letters"] and task["separator"] is not None and isinstance(task["prompt"], str):
-        yield Problem("task.separator", "with letters, 'Answer:' stands before the choice: remove it")
-
-
-def _images(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
-    size, shape = task["image_size"], task["image_shape"]
-    if shape is not None and shape[2] not in (1, 3):
-        yield Problem("task.image_shape", f"{shape[2]} channels: give height, width, and 1 (greyscale) or 3 (colour)")
-    if shape is not None and size is not None and shape[:2] != [size, size]:
-        message = f"{shape[0]} x {shape[1]}, but task.image_size resizes to {size} x {size}: mend one of the two"
-        yield Problem("task.image_shape", message)
-
-
-def _regression(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
-    if task["features"] is None:
-        yield Problem("task.features", "name the columns with the numbers to predict from")
-    elif twice := sorted({name for name in task["features"] if task["features"].count(name) > 1}):
-        yield Problem("task.features", f"{twice[0]!r} is named twice: name it once")
-    if task["target"] is None:
-        yield Problem("task.target", "name the column with the number to predict")
-    elif task["target"] in (task["features"] or ()):
-        yield Problem("task.target", f"{task['target']!r} is also one of task.features: remove it there")
-
-
-def _linear(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
-    """None: the columns are x and y."""
-    yield from ()
-
-
 TABLE: dict[str, Kind] = {
     "sequence-classification": Kind(
         cls="rondo.tasks.language.sequences:SequenceClassification",
@@ -269,7 +156,7 @@ TABLE: dict[str, Kind] = {
         head=True,
         builtin="builtin:home-intents",
         metrics=_CLASS_METRICS,
-        checks=_classification,
+        checks=task_keys.classification,
     ),
     "sequence-regression": Kind(
         cls="rondo.tasks.language.sequences:SequenceRegression",
@@ -281,7 +168,7 @@ TABLE: dict[str, Kind] = {
         head=True,
         builtin=None,
         metrics={"pearson": True, "spearman": True, "mse": False},
-        checks=_sequence_regression,
+        checks=task_keys.sequence_regression,
     ),
     "question-answering": Kind(
         cls="rondo.tasks.language.answering.question_answering:QuestionAnswering",
@@ -293,7 +180,7 @@ TABLE: dict[str, Kind] = {
         head=True,
         builtin=None,
         metrics={"f1": True, "exact_match": True, "loss": False},
-        checks=_question_answering,
+        checks=task_keys.question_answering,
     ),
     "token-classification": Kind(
         cls="rondo.tasks.language.tagging.token_classification:TokenClassification",
@@ -305,7 +192,7 @@ TABLE: dict[str, Kind] = {
         head=True,
         builtin=None,
         metrics={"f1": True, "precision": True, "recall": True, "accuracy": True, "loss": False},
-        checks=_token_classification,
+        checks=task_keys.token_classification,
     ),
     "causal-lm": Kind(
         cls="rondo.tasks.language.causal_lm:CausalLM",
@@ -317,7 +204,7 @@ TABLE: dict[str, Kind] = {
         head=False,
         builtin="builtin:home-intents",
         metrics={"loss": False, "perplexity": False, "accuracy": True},
-        checks=_causal_lm,
+        checks=task_keys.causal_lm,
     ),
     "seq2seq-lm": Kind(
         cls="rondo.tasks.language.seq2seq_lm:Seq2SeqLM",
@@ -329,7 +216,7 @@ TABLE: dict[str, Kind] = {
         head=False,
         builtin="builtin:home-intents",
         metrics={"loss": False, "perplexity": False, "accuracy": True},
-        checks=_seq2seq_lm,
+        checks=task_keys.seq2seq_lm,
     ),
     "multiple-choice": Kind(
         cls="rondo.tasks.language.choosing.multiple_choice:MultipleChoice",
@@ -341,7 +228,31 @@ TABLE: dict[str, Kind] = {
         head=False,
         builtin=None,
         metrics={"accuracy_likelihood": True, "accuracy_normalised": True, "loss": False},
-        checks=_multiple_choice,
+        checks=task_keys.multiple_choice,
+    ),
+    "preference": Kind(
+        cls="rondo.tasks.language.preferring.preference:Preference",
+        inputs="text",
+        auto="AutoModelForCausalLM",
+        outputs=None,
+        peft="CAUSAL_LM",
+        pipeline="text-generation",
+        head=False,
+        builtin=None,
+        metrics=_PAIR_METRICS,
+        checks=task_keys.preference,
+    ),
+    "reward": Kind(
+        cls="rondo.tasks.language.preferring.reward:Reward",
+        inputs="text",
+        auto="AutoModelForSequenceClassification",
+        outputs=1,
+        peft="SEQ_CLS",
+        pipeline="text-classification",
+        head=True,
+        builtin=None,
+        metrics=_PAIR_METRICS,
+        checks=task_keys.preference,
     ),
     "image-classification": Kind(
         cls="rondo.tasks.images.image_classification:ImageClassification",
@@ -353,7 +264,7 @@ TABLE: dict[str, Kind] = {
         head=True,
         builtin="builtin:digits",
         metrics=_CLASS_METRICS,
-        checks=_images,
+        checks=task_keys.images,
     ),
     "regression": Kind(
         cls="rondo.tasks.numbers.regression:Regression",
@@ -365,7 +276,7 @@ TABLE: dict[str, Kind] = {
         head=True,
         builtin=None,
         metrics={"r2": True, "rmse": False, "mae": False},
-        checks=_regression,
+        checks=task_keys.regression,
     ),
     "linear": Kind(
         cls="rondo.tasks.numbers.linear:LinearRegression",
@@ -377,7 +288,7 @@ TABLE: dict[str, Kind] = {
         head=True,
         builtin="builtin:linear",
         metrics={"loss": False},
-        checks=_linear,
+        checks=task_keys.linear,
     ),
 }
 

@@ -268,9 +268,7 @@ def other_rows(
     else:
         rows = rows_of(data, key)
     if not answers:
-        unread = dict.fromkeys(("label", "response", "target", "answer", "answers", "answer_start", "tags", "spans"))
-        task = config.task.model_copy(update=unread)
-        config = config.model_copy(update={"task": task})
+        config = config.model_copy(update={"task": tasks.without_answers(config.task)})
     whole = answers or (kind is not None and kind.inputs != "text")
     place = places_of(rows)
     places = ((place, number) for number in range(len(rows)))

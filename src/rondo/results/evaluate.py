@@ -149,6 +149,9 @@ def model_of(
 def _handed_over(path: Path, device: str, *, with_rows: bool, allow_code: bool, allow_changed: bool) -> Scored:
     """The model in the folder ``path``. The configuration in it names the data."""
     result = handed_over(path, check_paths=with_rows, allow_code=allow_code, source=_SOURCE)
+    if result.form == "merged" and result.config.task.kind == "preference":
+        message = "pairs are compared with the model without its adapter, which a merged one no longer tells: name the "
+        raise ConfigError.at("ADAPTER_DIR", f"{message}run, or its adapter", _SOURCE)
     assembly = assemble(result.config, device, labels=result.labels, with_rows=with_rows)
     result.check_base(assembly.model.identity, allow_changed=allow_changed, source=_SOURCE)
     return Scored(assembly, *assembly.model.read(path))

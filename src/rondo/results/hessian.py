@@ -201,7 +201,7 @@ class Curvature:
     def _loss(self, params: Params, rows: Sequence[Example]) -> tuple[Tensor, Tensor]:
         """The sum of the losses of ``rows`` and the number of their targets."""
         inputs, targets = self._on_device(rows)
-        of_call = Rows.of([rows], self.task.lengths).to(self.network.device)
+        of_call = Rows.of([rows], self.task).to(self.network.device)
         sums, counts = self.task.loss(self.network(params, self.base, inputs, None, of_call), targets)
         return sums.sum(), counts.sum()
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
 from rondo.config.inputs import TaskConfig, cell_text, plain_name
+from rondo.config.task_kinds import PAIR_KINDS
 
 Row: TypeAlias = Mapping[str, Any]
 
@@ -92,9 +93,11 @@ def columns(task: TaskConfig) -> list[tuple[str, str, bool]]:
     text, prompt, response = (_several(value) for value in (task.text, task.prompt, task.response))
     return [
         *(("task.text", name, True) for name in text),
-        *(("task.prompt", name, place == 0) for place, name in enumerate(prompt)),
+        *(("task.prompt", name, place == 0 and task.kind not in PAIR_KINDS) for place, name in enumerate(prompt)),
         *(("task.response", name, True) for name in response),
         *(("task.messages", name, False) for name in _several(task.messages)),
+        *(("task.chosen", name, False) for name in _several(task.chosen)),
+        *(("task.rejected", name, False) for name in _several(task.rejected)),
         *(("task.context", name, True) for name in _several(task.context)),
         *(("task.question", name, True) for name in _several(task.question)),
         *(("task.answers", name, False) for name in _several(task.answers)),

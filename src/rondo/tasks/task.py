@@ -245,11 +245,21 @@ class Task(ABC):
 
     @abstractmethod
     def collate(self, examples: Sequence[Any]) -> tuple[Batch, Batch]:
-        """Network inputs and targets. The first axis of every tensor counts the examples."""
+        """Network inputs and targets. The first axis of every tensor counts the :meth:`sequences` of the examples."""
+
+    def sequences(self, example: Any) -> Sequence[Any]:
+        """The rows of the network's input that ``example`` takes, each an example that :meth:`collate` takes by itself.
+        Default: one, itself. A pair of texts that are compared has two."""
+        return (example,)
+
+    def compared_with(self, reference: Callable[[Batch], Tensor]) -> Self:
+        """This task where its loss compares the network with one that is not trained, whose output on inputs of
+        :meth:`collate` is ``reference``. Default: as it is."""
+        return self
 
     def lengths(self, example: Any) -> tuple[int, ...]:
-        """The tokens of ``example`` in every sequence that batches pad: one, or an encoder's and a decoder's. Default:
-        its cost where rows are :attr:`padded`, else none."""
+        """The tokens of ``example``, of :meth:`sequences`, in every sequence that batches pad: one, or an encoder's and
+        a decoder's. Default: its cost where rows are :attr:`padded`, else none."""
         return (example.cost,) if self.padded else ()
 
     @property
@@ -267,8 +277,8 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, output: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
-        """Per row, the sum of its targets' losses and the number of its targets, both of shape (rows,). A client's
-        loss is its sum of losses over all rows, divided by its number of targets."""
+        """Per row of ``output``, the sum of its targets' losses and the number of its targets, both of shape (rows,). A
+        client's loss is its sum of losses over all rows, divided by its number of targets."""
 
     def scored(self, examples: Sequence[Any]) -> Sequence[Example]:
         """The examples on which the network runs to score ``examples``, for :meth:`collate` and the tally. Default: as

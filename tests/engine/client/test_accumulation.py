@@ -62,7 +62,7 @@ def test_loss_and_gradients_are_those_of_the_whole_batch(
         task = task.with_output(split_off(NETWORK, tensors, tried))
 
     def passed(groups: Any) -> Any:
-        rows = Rows.of(groups, task.lengths)
+        rows = Rows.of(groups, task)
         inputs, targets = task.collate([e for group in groups for e in group])
 
         def sums(seen: Params) -> Any:

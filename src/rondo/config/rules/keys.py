@@ -12,9 +12,10 @@ from rondo import own_code
 from rondo.algorithms.table import SERVER_OPTIONS
 from rondo.config import task_kinds as tasks
 from rondo.config.checks import BUILTINS, client_checks, data_source, exists, is_path, partition_kind, text_form_checks
-from rondo.config.inputs import BUILTIN_DATA, BUILTIN_MODEL, BUILTIN_NETWORKS, LINEAR, ModelConfig, ProblemConfig
+from rondo.config.inputs import BUILTIN_DATA, BUILTIN_MODEL, BUILTIN_NETWORKS, LINEAR, ModelConfig
 from rondo.config.rules.trainer import trainer_checks
 from rondo.config.schema import FaultKind, RunConfig
+from rondo.config.section import ProblemConfig
 from rondo.errors import Problem
 
 _NEEDS = {
@@ -261,6 +262,9 @@ def _task_checks(config: RunConfig, own_data: bool) -> Iterator[Problem]:
         if getattr(config.evaluation, key) and config.task.kind not in users:
             message = f"only kind = {' and '.join(map(repr, users))} use it: remove it, or set task.kind"
             yield Problem(f"evaluation.{key}", message)
+    if config.task.kind == "preference" and config.whole_tensors is not None:
+        message = "a pair is compared with the model without its adapter, and whole tensors have none to switch off: "
+        yield Problem("train.what", f"{message}remove it, and train low-rank factors")
     if config.evaluation.positive is not None and config.evaluation.f1 is not None:
         message = "a mean over all classes, and evaluation.positive names one class: remove one of the two"
         yield Problem("evaluation.f1", message)

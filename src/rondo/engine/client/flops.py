@@ -66,7 +66,7 @@ class Flops:
         products torch does not show. ``network`` takes no shortcut yet. ``initial``: the tensors that clients train."""
         if not examples or any(isinstance(layer, nn.RNNBase) for layer in network.module.modules()):
             return None
-        rows = list(_short_rows(task, examples))
+        rows = list(_short_rows(task, [part for e in examples for part in task.sequences(e)]))
         lengths = tuple(task.lengths(row) for row in rows)
         single = tuple(_products(network, initial, task, [row]) for row in rows)
         return cls(tuple(initial), lengths, single, _products(network, initial, task, [rows[0], rows[0]]))
@@ -137,7 +137,7 @@ def _products(network: Network, initial: Params, task: Task, rows: Sequence[Exam
     inputs, targets = (on_device(part, device) for part in task.collate(rows))
     params = {n: t.to(device, copy=True) for n, t in add_client_axis(initial).items()}
     with _Recorder({params[name]: 1 << i for i, name in enumerate(initial)}) as recorder:
-        output = network(params, {}, inputs, None, Rows.of([rows], task.lengths).to(device))
+        output = network(params, {}, inputs, None, Rows.of([rows], task).to(device))
         task.loss(output, targets)
     return dict(recorder.products)
 

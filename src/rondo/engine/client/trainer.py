@@ -186,7 +186,7 @@ class CohortTrainer(Trainer):
         self._must_have_rows()
         self.flops = None  # a least-squares solution is no pass
         batch = [list(examples) for examples in self.examples]
-        rows = Rows.of(batch, self.task.lengths).to(self.network.device)
+        rows = Rows.of(batch, self.task).to(self.network.device)
         inputs, targets, hidden = self._to_device(batch, None)
         with torch.no_grad():
             output = partial(self._output, inputs=inputs, hidden=hidden, rows=rows)
@@ -204,7 +204,7 @@ class CohortTrainer(Trainer):
         self._must_have_rows()
         self.flops = None
         batch = [[e] for examples in self.examples for e in examples]
-        rows = Rows.of(batch, self.task.lengths).to(self.network.device)
+        rows = Rows.of(batch, self.task).to(self.network.device)
         inputs, targets, hidden = self._to_device(batch, None)
         owner = torch.arange(len(self.clients)).repeat_interleave(torch.tensor([len(e) for e in self.examples]))
         per_row = {n: t[owner.to(t.device)] for n, t in params.items()}
@@ -259,7 +259,7 @@ class CohortTrainer(Trainer):
 
     def _pass(self, batch: Sequence[Sequence[Example]], chances: Sequence[Chance], kept: HeadInputs | None) -> Part:
         """One forward pass over a batch or a part of it."""
-        rows = Rows.of(batch, self.task.lengths).to(self.network.device)
+        rows = Rows.of(batch, self.task).to(self.network.device)
         rows = replace(rows, apart=self.promise is not None)
         inputs, targets, hidden = self._to_device(batch, [c.augmenting for c in chances])
         if kept is not None:
@@ -276,7 +276,8 @@ class CohortTrainer(Trainer):
     def _count(self, flops: Flops, seen: Params, batch: Sequence[Sequence[Example]]) -> None:
         trained = {n for n, t in seen.items() if t.requires_grad} if torch.is_grad_enabled() else ()
         for k, group in enumerate(batch):
-            self._operations[k] += flops.of_pass(trained, [self.task.lengths(e) for e in group])
+            lengths = [self.task.lengths(part) for e in group for part in self.task.sequences(e)]
+            self._operations[k] += flops.of_pass(trained, lengths)
 
     def _output(
         self,

@@ -111,7 +111,7 @@ def _minds_padding(network: Network, task: Task, rows: Sequence[Example], params
 
     def losses(rows: Sequence[Example]) -> Tensor:
         inputs, targets = (on_device(part, network.device) for part in task.collate(rows))
-        call = Rows.of([rows], task.lengths).to(network.device)
+        call = Rows.of([rows], task).to(network.device)
         return task.loss(network(add_client_axis(params), {}, inputs, None, call), targets)[0]
 
     alone = torch.cat([losses([row]) for row in rows])
@@ -137,7 +137,7 @@ def _step(
 ) -> _Step:
     """A training step of clients with one group of rows each. Their masks of adapter dropout come from ``seeds``."""
     inputs, targets = (on_device(part, network.device) for part in task.collate([e for g in groups for e in g]))
-    rows = Rows.of(groups, task.lengths).to(network.device)
+    rows = Rows.of(groups, task).to(network.device)
     leaves = {n: t.detach().clone().requires_grad_(t.is_floating_point() and not buffer(n)) for n, t in params.items()}
     trained = {n: t for n, t in leaves.items() if t.requires_grad}
     dropout = [torch.Generator().manual_seed(seed) for seed in seeds]

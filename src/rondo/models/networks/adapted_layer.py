@@ -220,7 +220,7 @@ class AdaptedLayer:
             mask = torch.ones(x.shape if packing is None else (sum(call.rows.counts), packing.longest, x.shape[-1]))
             parts = (mask,) if len(call.dropout) == 1 else torch.split(mask, list(call.rows.counts))
             by_token = packing is not None or (x.dim() == 3 and mask.shape[1] in call.tokens)
-            lengths = call.rows.longest if by_token and not call.rows.apart else None
+            lengths = call.rows.longest if by_token else None
             generators = map(_successor, call.dropout) if call.rows.apart else call.dropout
             for k, (part, g) in enumerate(zip(parts, generators, strict=True)):
                 # Draw as much as the client's own longest sequence takes, whichever this one is and however far it is

@@ -19,7 +19,7 @@ from rondo.models.kernels.out_of_memory import is_out_of_memory
 from rondo.models.networks.adapted_layer import Site, frozen_matrix
 from rondo.models.networks.call import Recomputed
 from rondo.models.networks.rows import Rows
-from rondo.params import Params
+from rondo.params import Params, add_client_axis, down, on_device, up
 from rondo.tasks.task import Batch
 
 Base = Mapping[str, GrowingSum]
@@ -84,6 +84,14 @@ class Network(ABC):
             p: Weight(s.shape, s.scale, lambda s=s: frozen_matrix(self.module.get_submodule(s.path), s))  # type: ignore[misc]
             for p, s in self.sites.items()
         }
+
+    @torch.no_grad()
+    def switched_off(self, batch: Batch) -> Tensor:
+        """The output on ``batch`` without low-rank factors, and without a change of the base."""
+        factors = down | up
+        zero = {n: torch.zeros((), dtype=t.dtype).expand(t.shape) for n, t in self.initial.items() if factors(n)}
+        params = on_device({**self.initial, **zero}, self.device)
+        return self(add_client_axis(params), {}, on_device(batch, self.device))
 
     def on_device(self, base: Base) -> Base:
         """A change of the base on the device. The result is kept, so that clients with the same change share it."""

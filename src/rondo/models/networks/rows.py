@@ -7,7 +7,7 @@ padded again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rondo.tasks.task import Batch, Example
+from rondo.tasks.task import Batch, Example, Task
 
 _CPU = torch.device("cpu")
 
@@ -38,7 +38,7 @@ class Rows:
     lengths: tuple[int, ...] | None = None
     """Tokens of each row, if they are known and a row is one sequence."""
     apart: bool = False
-    """Whether every client is one row, whose random numbers depend on no row beside it, nor on how far it is padded."""
+    """Whether every client is one example, whose random numbers depend on no other one, nor on padding."""
     device: torch.device = _CPU
     """The device of ``index``."""
 
@@ -49,11 +49,10 @@ class Rows:
         return to_device(torch.arange(len(counts)).repeat_interleave(counts), self.device)
 
     @classmethod
-    def of(cls, groups: Sequence[Sequence[Example]], lengths: Callable[[Example], tuple[int, ...]]) -> Rows:
-        """The rows of a batch, one group of examples per client. ``lengths``: the tokens of an example in every
-        sequence that is padded (:meth:`rondo.tasks.task.Task.lengths`)."""
-        counts = tuple(map(len, groups))
-        by_client = [[lengths(e) for e in group] for group in groups]
+    def of(cls, groups: Sequence[Sequence[Example]], task: Task) -> Rows:
+        """The rows of a batch, one group of examples of ``task`` per client."""
+        by_client = [[task.lengths(part) for e in group for part in task.sequences(e)] for group in groups]
+        counts = tuple(map(len, by_client))
         by_row = [row for client in by_client for row in client]
         if () in by_row:
             return cls(counts)

@@ -183,7 +183,7 @@ def lay_end_to_end(network: AdaptedNetwork, task: Task, seen: Params, examples: 
     # Another client's factors, so that rows that are dealt to the wrong client show.
     other = {n: t + 0.1 if t.is_floating_point() else t for n, t in seen.items()}
     params = stack_clients([seen, *[other] * (len(groups) - 1)]) if together else add_client_axis(seen)
-    rows = Rows.of(groups, task.lengths).to(network.device)
+    rows = Rows.of(groups, task).to(network.device)
     inputs = {n: t.to(network.device) for n, t in task.collate([e for group in groups for e in group])[0].items()}
     real = inputs["attention_mask"].bool()
     try:

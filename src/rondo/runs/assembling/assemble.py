@@ -128,6 +128,7 @@ def tried(run: Assembly) -> Assembly:
             raise ConfigError.at("model.name", message)
         flops = Flops.of(network, network.initial, run.task, examples)
         task, prefix = run.model.shorten(run.task, examples)
+        task = task.compared_with(network.switched_off)
     return replace(run, task=task, population=population, prefix=prefix, flops=flops)
 
 

@@ -117,6 +117,13 @@ def tells_the_date(tokenizer: Any) -> bool:
     return bool(tokenizer.chat_template) and _CLOCK in _read_by(tokenizer.get_chat_template())
 
 
+def must_have_template(tokenizer: Any) -> None:
+    """Raise :class:`ConfigError` for a tokenizer without a chat template."""
+    if not tokenizer.chat_template:
+        message = "the tokenizer has no chat template, which conversations need: name a Jinja file, or another model"
+        raise ConfigError.at("task.chat_template", message)
+
+
 def encoded(tokenizer: Any, conversation: Sequence[Turn], today: str | None = None) -> tuple[list[int], list[bool]]:
     """The token ids of a conversation, and whether each belongs to an answer. ``today``: see :func:`rendered`.
 
@@ -124,9 +131,7 @@ def encoded(tokenizer: Any, conversation: Sequence[Turn], today: str | None = No
     Without markers, an answer is what a turn of the assistant adds to the turns before it and the generation prompt.
     Raises :class:`ConfigError` if the template does not show the answers' tokens.
     """
-    if not tokenizer.chat_template:
-        message = "the tokenizer has no chat template, which task.messages needs: name a Jinja file, or another model"
-        raise ConfigError.at("task.chat_template", message)
+    must_have_template(tokenizer)
     if tokenizer.is_fast and _MARKER.search(tokenizer.get_chat_template()):
         return _by_markers(tokenizer, conversation, today)
     return _by_prefixes(tokenizer, conversation, today)

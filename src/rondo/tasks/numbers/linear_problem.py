@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rondo.algorithm import Round
-from rondo.config.inputs import ProblemConfig
+from rondo.config.section import ProblemConfig
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from rondo.algorithms.trial import trial_upload
 from rondo.config.checks import own_names
 from rondo.config.inputs import BUILTIN_MODEL, BUILTIN_NETWORKS
 from rondo.config.schema import RunConfig
+from rondo.config.task_kinds import PAIR_KINDS
 from rondo.data.members import Member
 from rondo.federation.plan import Plan
 from rondo.federation.site.contract import protection
@@ -97,7 +98,7 @@ _MOST_DECAY = 0.1
 """Largest share of a tensor's change that a step may take back."""
 _PREDICTED = (
     *("task.response", "task.answers", "task.answer_start", "task.answer", "task.target"),
-    *("task.tags", "task.spans"),
+    *("task.tags", "task.spans", "task.chosen", "task.rejected"),
 )
 """Keys of columns that a run learns to predict, beside ``task.label``."""
 
@@ -108,6 +109,8 @@ def _columns(config: RunConfig, contract: Contract) -> Iterator[Term]:
     predicted = [name for key, name in asked if key in _PREDICTED]
     predicted += config.task.label_columns
     read = [name for key, name in asked if key not in _PREDICTED]
+    if config.task.kind in PAIR_KINDS and config.task.prompt is None:  # it is read where the rows have it
+        read += {"prompt"} & set(contract.rows.inputs)
     for subject, names, allowed in (
         ("input columns", read, contract.rows.inputs),
         ("label columns", predicted, contract.rows.labels),

@@ -1,0 +1,108 @@
+"""Reward models: a number for an answer, learned from pairs of which one is better (Bradley-Terry)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import date
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from rondo.config.inputs import TaskConfig
+from rondo.tasks.language import conversation
+from rondo.tasks.language.preferring.losses import apart, per_row
+from rondo.tasks.language.preferring.pairs import Pair, PairColumns, PairTask, Unreadable, said_ids
+from rondo.tasks.language.text import TextExample, TextTask, inputs_of
+from rondo.tasks.row_checks import Row, RowProblem, UnusableRows, is_missing
+from rondo.tasks.task import Batch, Predictor, Shortcut, batches, wide
+
+
+class Reward(PairTask):
+    """A reward model, scored by the share of pairs whose chosen answer has the larger reward.
+
+    ``columns``: of the rows.
+    ``max_length``: most tokens of an answer and its prompt.
+    ``today``: the date for a chat template that prints today's, as YYYY-MM-DD; left out, that of the clock.
+    """
+
+    unfit: ClassVar[Mapping[Shortcut, str]] = {
+        **TextTask.unfit,
+        "prefix": "states would have to be kept for two sequences of every row",
+    }
+
+    def __init__(self, tokenizer: Any, columns: PairColumns, max_length: int, *, today: str | None = None) -> None:
+        self.tokenizer, self.columns, self.max_length = tokenizer, columns, max_length
+        dated = conversation.tells_the_date(tokenizer)
+        self.today = (today or date.today().isoformat()) if dated else None
+
+    @classmethod
+    def of(cls, config: TaskConfig, tokenizer: Any, labels: Sequence[str]) -> Self:
+        return cls(tokenizer, PairColumns.of(config), config.max_length, today=config.today)
+
+    def completed(self, config: TaskConfig) -> TaskConfig:
+        """The date, if the chat template prints it."""
+        return config if config.today is not None else config.model_copy(update={"today": self.today})
+
+    def encode(self, rows: Sequence[Row]) -> list[Pair]:
+        """A row is left out if one of its answers and the prompt have more than ``max_length`` tokens, as TRL does."""
+        answers = (self.columns.read(row) for row in rows)
+        sides = ([said_ids(self.tokenizer, s, self.today) for s in (a.chosen, a.rejected)] for a in answers)
+        return [
+            Pair(*(TextExample(tuple(ids), 0) for ids in both))
+            for both in sides
+            if max(map(len, both)) <= self.max_length
+        ]
+
+    def opening(self, example: Any, size: int) -> Any:
+        return super().opening(example, size) if isinstance(example, Pair) else replace(example, ids=example.ids[:size])
+
+    def collate(self, examples: Sequence[Any]) -> tuple[Batch, Batch]:
+        """Targets: ``better``, whether each answer is the chosen one, (2 * rows,)."""
+        sides = [side for example in examples for side in self.sequences(example)]
+        paired = len(sides) > len(examples)
+        targets = {"better": torch.tensor((1, 0)).repeat(len(examples))} if paired else {}
+        return inputs_of(sides, self.tokenizer.pad_token_id), targets
+
+    def loss(self, output: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
+        """Bradley-Terry, one target per pair; output (2 * rows, 1). Answers that are in no pair have no loss.
+
+        Source: TRL 1.16, ``RewardTrainer.compute_loss``.
+        """
+        if "better" not in targets:
+            return 0 * output.flatten(), torch.ones_like(output.flatten())
+        return per_row(self.judged(output, targets)[1])
+
+    def judged(self, output: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
+        rewards = wide(output).flatten()
+        chosen, rejected = apart(rewards)
+        return rewards, -logsigmoid(chosen - rejected)
+
+    def predictions(self, rows: Sequence[Row], model: Predictor) -> list[dict[str, Any]]:
+        """The ``reward`` of each chosen answer, and ``reward_rejected`` if the row has the other one."""
+        both = (("reward", self.columns.chosen), ("reward_rejected", self.columns.rejected))
+        examples, places, problems = list[TextExample](), list[tuple[int, str]](), list[RowProblem]()
+        for number, row in enumerate(rows):
+            for name, column in both:
+                if name == "reward" or not is_missing(row.get(column)):
+                    try:
+                        examples.append(self._fitting(self.columns.whole(row, column), column))
+                        places.append((number, name))
+                    except Unreadable as fault:
+                        problems.append(RowProblem(number, fault.column, str(fault)))
+        if problems:
+            raise UnusableRows(problems)
+        found: list[dict[str, Any]] = [{} for _ in rows]
+        for batch in batches([e.cost for e in examples], model.batch_size):
+            rewards = wide(model.output(self.collate([examples[i] for i in batch])[0])).flatten().tolist()
+            for (number, name), reward in zip((places[i] for i in batch), rewards, strict=True):
+                found[number][name] = reward
+        return [dict(sorted(of_row.items())) for of_row in found]
+
+    def _fitting(self, said: Any, column: str) -> TextExample:
+        ids = said_ids(self.tokenizer, said, self.today)
+        if len(ids) > self.max_length:
+            raise Unreadable(column, f"{len(ids)} tokens with the prompt, and task.max_length is {self.max_length}")
+        return TextExample(tuple(ids), 0)
