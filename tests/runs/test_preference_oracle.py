@@ -71,7 +71,7 @@ def arguments(made: Any, folder: Path, **options: Any) -> Any:
     return made(
         output_dir=str(folder), per_device_train_batch_size=ROWS, max_steps=STEPS, learning_rate=LR, optim="sgd",
         lr_scheduler_type="constant", max_grad_norm=1.0, bf16=False, gradient_checkpointing=False, use_cpu=True,
-        report_to="none", save_strategy="no", logging_strategy="no", disable_tqdm=True, max_length=60, **options,
+        report_to="none", save_strategy="no", logging_strategy="no", disable_tqdm=True, max_length=100, **options,
     )  # fmt: skip
 
 
@@ -120,7 +120,11 @@ def test_five_steps_are_those_of_trl(loss: str, llama: Path, tmp_path: Path) -> 
     rows = preferred(ROWS, form=form, system=form == "conversations")
     if form == "UltraFeedback":  # whose prompt is there twice: TRL's trainer wants it once
         rows = [trl.extract_prompt({k: row[k] for k in ("chosen", "rejected")}) for row in rows]
-    run = opened(llama, {**TASK, "loss_type": loss, **keys}, preferred(ROWS, form=form, system=form == "conversations"))
+    run = opened(
+        llama,
+        {**TASK, "max_length": 100, "loss_type": loss, **keys},
+        preferred(ROWS, form=form, system=form == "conversations"),
+    )
     base = transformers.AutoModelForCausalLM.from_pretrained(llama)
     model = with_start(peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **LORA)), run)
     trainer = watched(trl.DPOTrainer)(
@@ -138,7 +142,7 @@ def test_five_steps_are_those_of_trl(loss: str, llama: Path, tmp_path: Path) -> 
 
 def test_reward_model_is_that_of_trl(llama: Path, tmp_path: Path) -> None:
     rows = preferred(ROWS, form="conversations")
-    run = opened(llama, REWARD, rows)
+    run = opened(llama, {**REWARD, "max_length": 100}, rows)
     base = transformers.AutoModelForSequenceClassification.from_pretrained(llama, num_labels=1)
     lora = peft.LoraConfig(task_type="SEQ_CLS", modules_to_save=["score"], **LORA)
     model = with_start(peft.get_peft_model(base, lora), run)

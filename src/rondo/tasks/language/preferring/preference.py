@@ -17,7 +17,7 @@ from rondo.tasks.language.language_model import IGNORED
 from rondo.tasks.language.preferring.losses import LossType, pair_losses, per_row
 from rondo.tasks.language.preferring.pairs import Pair, PairColumns, PairTask
 from rondo.tasks.language.text import TextExample
-from rondo.tasks.row_checks import Row
+from rondo.tasks.row_checks import Row, as_list
 from rondo.tasks.task import Batch, Shortcut
 
 
@@ -104,8 +104,8 @@ class Preference(PairTask, CausalLM):  # type: ignore[misc]
         return self.beta * ratios, losses
 
     def prompt_ids(self, row: Row) -> list[int]:
-        asked = self.columns.asked(row)
-        said = self.columns.read(row).prompt if asked is None else asked
+        asked, told = self.columns.asked(row), as_list(row.get(self.columns.chosen)) is not None
+        said = self.columns.read(row).prompt if asked is None or (told and isinstance(asked, str)) else asked
         if isinstance(said, str):
             return self.begun(said)
         return conversation.prompt_ids(self.tokenizer, said, self.today)

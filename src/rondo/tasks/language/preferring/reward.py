@@ -16,8 +16,8 @@ from rondo.tasks.language import conversation
 from rondo.tasks.language.preferring.losses import apart, per_row
 from rondo.tasks.language.preferring.pairs import Pair, PairColumns, PairTask, Unreadable, said_ids
 from rondo.tasks.language.text import TextExample, TextTask, inputs_of
-from rondo.tasks.row_checks import Row, RowProblem, UnusableRows, is_missing
-from rondo.tasks.task import Batch, Predictor, Shortcut, batches, wide
+from rondo.tasks.row_checks import Row, RowProblem, UnusableRows
+from rondo.tasks.task import Batch, Shortcut, wide
 
 
 class Reward(PairTask):
@@ -80,29 +80,19 @@ class Reward(PairTask):
         chosen, rejected = apart(rewards)
         return rewards, -logsigmoid(chosen - rejected)
 
-    def predictions(self, rows: Sequence[Row], model: Predictor) -> list[dict[str, Any]]:
-        """The ``reward`` of each chosen answer, and ``reward_rejected`` if the row has the other one."""
-        both = (("reward", self.columns.chosen), ("reward_rejected", self.columns.rejected))
-        examples, places, problems = list[TextExample](), list[tuple[int, str]](), list[RowProblem]()
+    def unlabelled(self, rows: Sequence[Row]) -> list[TextExample]:
+        """The chosen answers, cut to ``max_length`` tokens. Raises :class:`UnusableRows`."""
+        examples, problems = list[TextExample](), list[RowProblem]()
         for number, row in enumerate(rows):
-            for name, column in both:
-                if name == "reward" or not is_missing(row.get(column)):
-                    try:
-                        examples.append(self._fitting(self.columns.whole(row, column), column))
-                        places.append((number, name))
-                    except Unreadable as fault:
-                        problems.append(RowProblem(number, fault.column, str(fault)))
+            try:
+                ids = said_ids(self.tokenizer, self.columns.whole(row, self.columns.chosen), self.today)
+                examples.append(TextExample(tuple(ids[: self.max_length]), 0))
+            except Unreadable as fault:
+                problems.append(RowProblem(number, fault.column, str(fault)))
         if problems:
             raise UnusableRows(problems)
-        found: list[dict[str, Any]] = [{} for _ in rows]
-        for batch in batches([e.cost for e in examples], model.batch_size):
-            rewards = wide(model.output(self.collate([examples[i] for i in batch])[0])).flatten().tolist()
-            for (number, name), reward in zip((places[i] for i in batch), rewards, strict=True):
-                found[number][name] = reward
-        return [dict(sorted(of_row.items())) for of_row in found]
+        return examples
 
-    def _fitting(self, said: Any, column: str) -> TextExample:
-        ids = said_ids(self.tokenizer, said, self.today)
-        if len(ids) > self.max_length:
-            raise Unreadable(column, f"{len(ids)} tokens with the prompt, and task.max_length is {self.max_length}")
-        return TextExample(tuple(ids), 0)
+    def predicted(self, output: Tensor) -> list[dict[str, Any]]:
+        """The ``reward`` of each answer; output (rows, 1)."""
+        return [{"reward": reward} for reward in wide(output).flatten().tolist()]
