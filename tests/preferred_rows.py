@@ -7,7 +7,7 @@ from typing import Any
 
 from choice_rows import COLOURS
 
-TASK: dict[str, Any] = {**dict.fromkeys(("text", "label")), "kind": "preference", "max_length": 60}
+TASK: dict[str, Any] = {**dict.fromkeys(("text", "label")), "kind": "preference", "max_length": 120}
 REWARD: dict[str, Any] = {**TASK, "kind": "reward"}
 FORMS = ("texts", "conversations", "implicit texts", "implicit conversations", "UltraFeedback")
 

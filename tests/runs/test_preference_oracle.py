@@ -16,9 +16,13 @@ from choice_rows import TEMPLATE, save_tiny_llama
 from preferred_rows import FORMS, REWARD, TASK, preferred
 from rondo.config import load
 from rondo.engine.client.trainer import CohortTrainer
+from rondo.params import HEAD_PREFIX
 from rondo.runs.assembling.assemble import assemble
 from rondo.runs.assembling.assembly import Assembly
 from rondo.runs.assembling.given import Given
+from rondo.tasks.language.language_model import IGNORED
+from rondo.tasks.language.preferring.pairs import PairColumns
+from rondo.tasks.language.preferring.preference import Preference
 from small_runs import settings
 
 trl = pytest.importorskip("trl")
@@ -75,15 +79,20 @@ def arguments(made: Any, folder: Path, **options: Any) -> Any:
     )  # fmt: skip
 
 
+def in_peft(name: str, state: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The tensor of PEFT's model that is the run's ``name``."""
+    path, _, part = name.removeprefix(HEAD_PREFIX).rpartition(".")
+    wanted = (
+        f".{path}.modules_to_save.default.{part}" if name.startswith(HEAD_PREFIX) else f".{path}.lora_{part}.default."
+    )
+    (found,) = (tensor for key, tensor in state.items() if wanted in key)
+    return found
+
+
 def with_start(model: Any, run: Assembly) -> Any:
     """A PEFT model with the factors, and the head, of the run's start."""
-    state = model.state_dict()
     for name, tensor in run.initial.items():
-        path, _, factor = name.rpartition(".")
-        found = [key for key in state if f".{path}.lora_{factor}." in key] or [
-            key for key in state if key.endswith(f"{name.removeprefix('head.')}") and "modules_to_save" in key
-        ]
-        state[found[0]].copy_(tensor)
+        in_peft(name, model.state_dict()).copy_(tensor)
     return model
 
 
@@ -102,12 +111,8 @@ def assert_same(run: Assembly, trainer: Any) -> None:
     losses, params = trained(run)
     assert losses == pytest.approx(trainer.seen, rel=2e-6, abs=1e-7)
     assert len(set(losses)) == STEPS
-    state = trainer.model.state_dict()
     for name, tensor in params.items():
-        path, _, factor = name.rpartition(".")
-        if factor in ("A", "B"):
-            (theirs,) = (t for key, t in state.items() if f".{path}.lora_{factor}.default" in key)
-            torch.testing.assert_close(tensor, theirs, rtol=1e-4, atol=2e-6)
+        torch.testing.assert_close(tensor, in_peft(name, trainer.model.state_dict()), rtol=1e-4, atol=2e-6)
 
 
 def told(rows: list[dict[str, Any]]) -> Dataset:
@@ -161,15 +166,17 @@ def test_rows_that_are_too_long_are_those_of_trl(form: str, llama: Path, tmp_pat
     from trl.trainer.dpo_trainer import DataCollatorForPreference
 
     rows = preferred(12, form="texts" if form == "UltraFeedback" else form)
-    run = opened(llama, {**TASK, "max_length": 19 if "texts" in form else 27}, rows)
+    coder = transformers.AutoTokenizer.from_pretrained(llama)
+    whole = Preference(coder, PairColumns(None, "chosen", "rejected"), 150).encode(rows)
+    prompts = sorted(sum(token == IGNORED for token in pair.chosen.target) for pair in whole)  # type: ignore[union-attr]
+    run = opened(llama, {**TASK, "max_length": prompts[8] + 1}, rows)
     base = transformers.AutoModelForCausalLM.from_pretrained(llama)
     lora = peft.LoraConfig(task_type="CAUSAL_LM", **LORA)
     options = arguments(trl.DPOConfig, tmp_path)
     options.max_length = run.config.task.max_length
-    coder = transformers.AutoTokenizer.from_pretrained(llama)
     trainer = trl.DPOTrainer(base, args=options, train_dataset=told(rows), processing_class=coder, peft_config=lora)
     (member,) = run.population.members.values()
-    assert 0 < len(member.train) == len(trainer.train_dataset)
+    assert 0 < len(member.train) == len(trainer.train_dataset) < len(rows)
     batch = DataCollatorForPreference(0, options.max_length)(list(trainer.train_dataset))
     ids = [tuple(r[m.bool()].tolist()) for r, m in zip(batch["input_ids"], batch["attention_mask"], strict=True)]
     assert sorted(ids) == sorted(side.ids for pair in member.train for side in pair.sides)  # type: ignore[attr-defined]

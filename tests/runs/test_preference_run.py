@@ -39,8 +39,8 @@ def adapter_of(result: RunResult) -> dict[str, torch.Tensor]:
 
 
 def test_a_model_learns_to_prefer_and_is_handed_over(llama: Path, tmp_path: Path) -> None:
-    rows, test = preferred(40, form="conversations", system=True), preferred(16, seed=1, form="conversations")
-    made = config(llama, TASK, rounds=2, evaluation={"generate": 1}, train={"local_epochs": 3})
+    rows, test = preferred(24, form="conversations", system=True), preferred(9, seed=1, form="conversations")
+    made = config(llama, TASK, evaluation={"generate": 1, "max_new_tokens": 8}, train={"local_epochs": 5})
     result = rondo.run(made, train=rows, test=test, run_dir=tmp_path / "run", device="cpu")
     before, after = (result.summary[when]["global"] for when in ("before", "after"))
     assert result.summary["primary"] == "accuracy"
@@ -48,12 +48,12 @@ def test_a_model_learns_to_prefer_and_is_handed_over(llama: Path, tmp_path: Path
     assert before["loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert before["margin"] == pytest.approx(0, abs=1e-5)
     assert after["accuracy"] > 0.8
-    assert after["margin"] > 0.1
+    assert after["margin"] > 0.05
     assert rondo.evaluate(result.run_dir, device="cpu", data=test)["test"] == pytest.approx(after, rel=1e-4)
     adapter = result.run_dir / "adapter"
     assert rondo.evaluate(adapter, device="cpu", data=test)["test"] == pytest.approx(after, rel=1e-4)
     partition = json.loads((result.run_dir / "partition.json").read_text())
-    assert (partition["rows_used"], partition["text"]["rows"]) == (40, 40)
+    assert (partition["rows_used"], partition["text"]["rows"]) == (24, 24)
     (sample,) = result.summary["samples"]
     assert (sample["input"], sample["expected"]) == (test[0]["prompt"][0]["content"], test[0]["chosen"][0]["content"])
     (answer,) = rondo.predict(result.run_dir, [{"prompt": test[0]["prompt"]}], device="cpu", max_new_tokens=3)
@@ -86,7 +86,7 @@ def test_resumed_run_has_the_same_bits(task: dict[str, Any], llama: Path, tmp_pa
     for rounds in (2, 1):
         made = config(llama, task, rounds=rounds, adapter={"lora_dropout": 0.2})
         result = rondo.run(made, train=rows, run_dir=tmp_path / str(rounds), device="cpu")
-        result = rondo.resume(result.run_dir, rounds=2, device="cpu") if rounds < 2 else result
+        result = rondo.resume(result.run_dir, rounds=2, train=rows, device="cpu") if rounds < 2 else result
         adapters.append((result.run_dir / "adapter" / "adapter_model.safetensors").read_bytes())
     assert adapters[0] == adapters[1]
 
@@ -145,7 +145,7 @@ TURN = {"role": "assistant", "content": "no"}
         ({"rejected": None}, r"column 'rejected': expected text, got None"),
         ({"chosen": " It", "rejected": " It"}, r"column 'rejected': the same as in column 'chosen', so neither"),
         ({"prompt": None}, r"column 'chosen': it and column 'rejected' begin differently, so no prompt is in them"),
-        ({"rejected": [TURN]}, r"column 'rejected': turn 0 is by assistant and should be by system or user"),
+        ({"rejected": [TURN]}, r"column 'rejected': turn 0 is by assistant and should be by user: a"),
         ({"prompt": [{"role": "user", "content": "so"}]}, r"column 'chosen': a text, and the prompt is turns of a"),
         ({"prompt": [{"role": "user", "content": "so"}], "chosen": []}, r"column 'chosen': no turn"),
     ],
