@@ -45,8 +45,8 @@ def predict(
 
     Token classification gives ``spans``, a list of ``start``, ``end``, ``label``, ``text`` and ``score``. Start and end
     count characters of a text, or tokens of a list. A classifier gives ``label`` and its ``probability``,
-    multiple choice ``choice`` and its ``probability``, a
-    regression ``prediction``, a reward model ``reward``. Question answering gives ``answer``, its ``probability`` among the answers that its
+    multiple choice ``choice`` and its ``probability``, a regression ``prediction``, a reward model ``reward``.
+    Question answering gives ``answer``, its ``probability`` among the answers that its
     window allows, and ``answer_start``, the character of the context where it starts (None, and an empty answer, where
     the question has none). A language model gives a ``response``, which continues or answers the prompt, the
     conversation or the text greedily. A task of one's own gives the columns of its ``predicted``. Pictures of a folder
