@@ -169,7 +169,7 @@ def test_rows_that_are_too_long_are_those_of_trl(form: str, llama: Path, tmp_pat
     coder = transformers.AutoTokenizer.from_pretrained(llama)
     whole = Preference(coder, PairColumns(None, "chosen", "rejected"), 150).encode(rows)
     prompts = sorted(sum(token == IGNORED for token in pair.chosen.target) for pair in whole)  # type: ignore[union-attr]
-    run = opened(llama, {**TASK, "max_length": prompts[8] + 1}, rows)
+    run = opened(llama, {**TASK, "max_length": prompts[3] + 1}, rows)
     base = transformers.AutoModelForCausalLM.from_pretrained(llama)
     lora = peft.LoraConfig(task_type="CAUSAL_LM", **LORA)
     options = arguments(trl.DPOConfig, tmp_path)

@@ -64,8 +64,9 @@ class Preference(PairTask, CausalLM):  # type: ignore[misc]
         )
 
     def compared_with(self, reference: Callable[[Batch], Tensor]) -> Self:
-        task = copy.copy(self)
-        task.reference = Reference(self, reference)
+        alone, task = copy.copy(self), copy.copy(self)
+        alone.reference = None
+        task.reference = Reference(alone, reference)
         return task
 
     def encode(self, rows: Sequence[Row]) -> list[Pair]:  # type: ignore[override]
@@ -84,11 +85,12 @@ class Preference(PairTask, CausalLM):  # type: ignore[misc]
 
     def collate(self, examples: Sequence[Any]) -> tuple[Batch, Batch]:
         """Targets as those of a language model, and ``reference``: the log-probability of each answer by the reference,
-        (2 * rows,)."""
+        (2 * rows,). Answers that are in no pair have none."""
         inputs, targets = super().collate([side for example in examples for side in self.sequences(example)])
-        if self.reference is None:
+        pairs = [pair for pair in examples if isinstance(pair, Pair)]
+        if self.reference is None or len(pairs) < len(examples):
             return inputs, targets
-        known = [value for pair in examples for value in self.reference.of(pair)]
+        known = [value for pair in pairs for value in self.reference.of(pair)]
         return inputs, {**targets, "reference": torch.tensor(known)}
 
     def loss(self, logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
