@@ -2,17 +2,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, final, get_args
+from typing import final
 
 from rondo.algorithm import Algorithm, Client, Mean, Round, ServerState, Shared, Trainer, Upload, Uploads, Weight
-from rondo.algorithms.parts.product_mean import truncated, truncated_mean
+from rondo.algorithms.parts.product_mean import Split, check_split, truncated, truncated_mean
 from rondo.algorithms.parts.scales import ClientScale, check_client_scale, in_runs_scale, sent_to
 from rondo.algorithms.parts.sketch import check_sketch, rebuilt, relative_error, sketches
 from rondo.algorithms.parts.training import TRAINED
 from rondo.params import Params, pick, whole
 from rondo.traits import Traits
-
-Split = Literal["up", "both"]
 
 
 @dataclass(frozen=True)
@@ -64,8 +62,7 @@ class FlexLoRA(Algorithm[ServerState]):
     sketch: int = 0
 
     def __post_init__(self) -> None:
-        if self.split not in get_args(Split):
-            raise ValueError(f"split is one of {', '.join(get_args(Split))}; got {self.split!r}")
+        check_split(self.split)
         check_client_scale(self.client_scale)
         check_sketch(self.sketch)
 

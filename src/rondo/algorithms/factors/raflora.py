@@ -2,14 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import final, get_args
+from typing import final
 
 import torch
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Upload, Uploads
-from rondo.algorithms.factors.flexlora import Split
-from rondo.algorithms.parts.product_mean import pairs, truncated, whole_mean
+from rondo.algorithms.parts.product_mean import Split, check_split, pairs, truncated, whole_mean
 from rondo.algorithms.parts.training import trained_uploads
 from rondo.lowrank import LowRank
 from rondo.params import Params, adapted_modules, cut_rank
@@ -45,8 +44,7 @@ class RaFLoRA(Algorithm[ServerState]):
     split: Split = "up"
 
     def __post_init__(self) -> None:
-        if self.split not in get_args(Split):
-            raise ValueError(f"split is one of {', '.join(get_args(Split))}; got {self.split!r}")
+        check_split(self.split)
 
     def broadcast(self, state: ServerState, client: Client, round: Round) -> Shared:
         return Shared(cut_rank(state.params, client.rank))

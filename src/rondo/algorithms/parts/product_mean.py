@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Literal, TypeAlias, get_args
 
 from torch import Tensor
 
 from rondo.algorithm import Mean, Upload, weighted_mean
 from rondo.lowrank import LowRank, mean_product, top_factors
 from rondo.params import Params, adapted_modules, pick, whole
+
+Split: TypeAlias = Literal["up", "both"]
+"""The factor that carries the singular values, or their roots in both."""
+
+
+def check_split(split: str) -> None:
+    """Raises ValueError for an unknown ``split``."""
+    if split not in get_args(Split):
+        raise ValueError(f"split is one of {', '.join(get_args(Split))}; got {split!r}")
 
 
 def pairs(uploads: Sequence[Upload], path: str) -> tuple[list[Tensor], list[Tensor], list[float]]:
