@@ -30,6 +30,7 @@ ELSEWHERE = {
     "docs/how-to/several-labels.md": "tests/docs/test_labels_page.py",
     "docs/tutorial.md": "tests/docs/test_tutorial.py",
     "docs/how-to/token-classification.md": "tests/docs/test_token_page.py",
+    "docs/how-to/embeddings.md": "tests/docs/test_embedding_page.py",
     "docs/how-to/your-trainer.md": "tests/runs/test_own_trainer.py",
     "docs/how-to/federate-server.md": "tests/federation/test_how_to.py",
     "docs/how-to/federate-site.md": "tests/federation/test_how_to.py",

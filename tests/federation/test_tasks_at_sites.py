@@ -19,6 +19,8 @@ from parties import Parties, write_sites
 
 import rondo
 from choice_rows import questions, save_tiny_llama
+from embedding_rows import TASK as EMBEDDED
+from embedding_rows import rated as likened
 from preferred_rows import preferred
 from rondo.config import load
 from rondo.config.task_kinds import PAIR_KINDS
@@ -56,6 +58,10 @@ DATED = (
 KINDS: dict[str, Any] = {
     "question-answering": (asked, {"context": "context", "question": "question", "answers": "answers", "stride": 8}),
     "sequence-regression": (rated, {"text": "text", "target": "score"}),
+    "embedding": (
+        likened,
+        {key: EMBEDDED[key] for key in ("anchor", "positive")} | {"negative": "not", "score": "like"},
+    ),
     "token-classification": (entities, {"tokens": "tokens", "tags": "tags", "max_length": 16, "stride": 4}),
     **{kind: (preferred, {"max_length": 60}) for kind in PAIR_KINDS},
     **{

@@ -17,6 +17,9 @@ from test_compatible import configured
 from torch import Tensor, nn
 
 from choice_rows import questions, save_tiny_llama
+from embedding_rows import TASK as EMBEDDED
+from embedding_rows import pairs as triplets
+from embedding_rows import rated as likened
 from kinds_of_runs import make_sources
 from methods import every_method
 from pair_rows import requests, save_tiny
@@ -225,6 +228,10 @@ KINDS: dict[str, list[tuple[Callable[[int], Table], str, dict[str, Any]]]] = {
             "test_law_of_one_row:convolutions",
             {**OF_PICTURES, "label": "tags", "label_separator": "|", "augment": "crop-flip"},
         )
+    ],
+    "embedding": [
+        (triplets, "bert", {**EMBEDDED, "negative": "not"}),
+        (likened, "bert", {**EMBEDDED, "score": "like"}),
     ],
     "regression": [(numbers, "test_law_of_one_row:line", {"features": ["a", "b"], "target": "y"})],
     "linear": [(vectors, "builtin:linear", {})],

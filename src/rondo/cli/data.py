@@ -47,11 +47,11 @@ def data(
         console = console if console.is_terminal else plain_console(width=250)
         console.print(clients_table(report))
         if task.padded:
-            costs = [e.cost for member in population.members.values() for e in (*member.train, *member.validation)]
-            console.print(lengths_line("training rows", costs, settings.task.max_length))
-            if population.test:
-                tests = [example.cost for example in population.test]
-                console.print(lengths_line("test rows", tests, settings.task.max_length))
+            rows = [e for member in population.members.values() for e in (*member.train, *member.validation)]
+            for what, examples in (("training rows", rows), ("test rows", population.test)):
+                costs = [part.cost for example in examples for part in task.sequences(example)]
+                if costs:
+                    console.print(lengths_line(what, costs, settings.task.max_length))
         for line in account(report):
             console.print(line)
 

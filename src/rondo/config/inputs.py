@@ -178,8 +178,8 @@ class TaskConfig(Section):
     ``"seq2seq-lm"`` (an encoder reads one text and a decoder writes the other), ``"multiple-choice"`` (the likeliest of
     several texts),
     ``"preference"`` (the better of two answers, DPO), ``"reward"`` (a number for an answer, from the same pairs),
-    ``"image-classification"``, ``"regression"`` (a number for numbers), ``"linear"`` (least squares in float64), or
-    ``package.module:Class`` for a subclass of ``rondo.tasks.task.Task``."""
+    ``"embedding"`` (a vector for a text), ``"image-classification"``, ``"regression"`` (a number for numbers),
+    ``"linear"`` (least squares in float64), or ``package.module:Class`` for a subclass of ``rondo.tasks.task.Task``."""
     text: Name | Annotated[list[Name], Field(min_length=1, max_length=2)] | None = None
     """Column with the text. Classification and regression of texts take two columns too; causal-lm takes one, or
     ``prompt`` and ``response``, or ``messages``."""
@@ -269,14 +269,30 @@ class TaskConfig(Section):
     quarter of ``max_length``."""
     max_answer_tokens: Positive | None = None
     """Most tokens of a predicted answer (question-answering); left out, 30."""
+    anchor: Name | None = None
+    """Column with a text, such as a question (embedding)."""
+    positive: Name | None = None
+    """Column with a text that belongs to it, such as its answer (embedding). The other rows of a batch of the same
+    client have texts that do not."""
+    negative: Name | Annotated[list[Name], Field(min_length=1)] | None = None
+    """Column or columns with texts that look as if they belonged to it, and do not (embedding)."""
+    score: Name | None = None
+    """Column with the similarity of anchor and positive, from -1 to 1 (embedding). A row with one has the squared
+    error of its cosine as its loss, and Spearman's correlation as its metric. Rows, and whole files, may have none."""
+    scale: Annotated[float, Field(gt=0)] | None = None
+    """Factor of the cosines in the loss of rows without a score (embedding), 1 over the temperature; left out, 20."""
+    pooling: Literal["mean", "cls", "max", "lasttoken"] | None = None
+    """The way from the states of all tokens to the vector of a text (embedding); left out, that of the model's
+    ``modules.json``, or the mean."""
+    unit_length: bool | None = None
+    """Whether predicted vectors have length 1 (embedding); left out, as the model's ``modules.json`` says."""
     metric: str | None = None
     """Metric by which progress is shown, the best round kept (``adapter-best``) and a run ended by patience; left out,
     the task's own, the first: accuracy, f1, matthews, auc, loss (classification); pearson, spearman, mse
-    (sequence-regression); f1, exact_match, loss (question-answering); f1,
-    precision, recall, accuracy, loss (token-classification); loss, perplexity, accuracy (causal-lm,
-    seq2seq-lm);
-    accuracy_likelihood, accuracy_normalised, loss (multiple-choice); accuracy, margin, loss (preference, reward); r2,
-    rmse, mae (regression)."""
+    (sequence-regression); f1, exact_match, loss (question-answering); f1, precision, recall, accuracy, loss
+    (token-classification); recall_at_1, recall_at_10, mrr, spearman (embedding); loss, perplexity, accuracy (causal-lm,
+    seq2seq-lm); accuracy_likelihood, accuracy_normalised, loss (multiple-choice); accuracy, margin, loss (preference,
+    reward); r2, rmse, mae (regression)."""
     max_length: Annotated[int, Field(ge=4)] = 128
     """Most tokens per example; of a window for question-answering and token-classification, of the prompt for
     seq2seq-lm."""

@@ -30,7 +30,7 @@ class Kind:
     """Transformers' class for its models; None if it has none."""
     outputs: int | None
     """Outputs of the head; None: one per label."""
-    peft: Literal["SEQ_CLS", "TOKEN_CLS", "CAUSAL_LM", "SEQ_2_SEQ_LM"] | None
+    peft: Literal["SEQ_CLS", "TOKEN_CLS", "CAUSAL_LM", "SEQ_2_SEQ_LM", "FEATURE_EXTRACTION"] | None
     """PEFT's name for it; None if it has none."""
     pipeline: str | None
     """The hub's name for it; None if it has none."""
@@ -58,11 +58,18 @@ class Kind:
         """Whether its models have an output for every token, of which some say where something is."""
         return self.pipeline in ("question-answering", "token-classification")
 
+    @property
+    def mixes_rows(self) -> bool:
+        """Whether a row's loss depends on the other rows of its client in a batch."""
+        return self.pipeline == "sentence-similarity"
+
 
 _CLASS_METRICS = {"accuracy": True, "f1": True, "matthews": True, "auc": True, "loss": False}
 _PAIR_METRICS = {"accuracy": True, "margin": True, "loss": False}
 _LABEL_METRICS = {"f1_micro": True, "f1_macro": True, "accuracy": True, "auc": True, "loss": False}
 """Those of a classifier whose rows may have several labels."""
+_RATED_METRICS = {"spearman": True, "recall_at_1": True, "recall_at_10": True, "mrr": True}
+"""Those of an embedding of which some rows have a score."""
 CLASS_KINDS = ("sequence-classification", "image-classification")
 """Kinds whose rows have one of several labels, or several."""
 CLASS_KEYS = {
@@ -89,6 +96,7 @@ _KEYS = {
     **dict.fromkeys(("choices", "answer", "answer_is", "answer_text", "letters"), ("multiple-choice",)),
     **dict.fromkeys(("image", "image_size", "image_shape"), ("image-classification",)),
     **dict.fromkeys(("context", "question", "answers", "answer_start", "max_answer_tokens"), ("question-answering",)),
+    **dict.fromkeys(("anchor", "positive", "negative", "score", "scale", "pooling", "unit_length"), ("embedding",)),
     "features": ("regression",),
     "target": ("regression", "sequence-regression"),
 }
@@ -118,12 +126,15 @@ def _labels(task: Mapping[str, Any]) -> Iterator[Problem]:
 def metrics_of(task: TaskConfig) -> Mapping[str, bool]:
     """The metrics of a task, and whether higher is better; the first is its own. None for a task of one's own."""
     kind = TABLE.get(task.kind)
+    if kind is not None and kind.mixes_rows and task.score is not None:
+        return _RATED_METRICS
     return {} if kind is None else _LABEL_METRICS if task.several_labels else kind.metrics
 
 
 def without_answers(task: TaskConfig) -> TaskConfig:
     """``task`` with the columns alone that predictions read. A reward is of an answer; all other answers are made."""
     unread = ["label", "response", "target", "answer", "answers", "answer_start", "tags", "spans", "rejected"]
+    unread += ["positive", "negative", "score"]
     return task.model_copy(update=dict.fromkeys(unread if task.kind == "reward" else [*unread, "chosen"]))
 
 
@@ -265,6 +276,18 @@ TABLE: dict[str, Kind] = {
         builtin="builtin:digits",
         metrics=_CLASS_METRICS,
         checks=task_keys.images,
+    ),
+    "embedding": Kind(
+        cls="rondo.tasks.language.embedding.embedding:Embedding",
+        inputs="text",
+        auto="AutoModel",
+        outputs=None,
+        peft="FEATURE_EXTRACTION",
+        pipeline="sentence-similarity",
+        head=False,
+        builtin=None,
+        metrics={"recall_at_1": True, "recall_at_10": True, "mrr": True, "spearman": True},
+        checks=task_keys.embedding,
     ),
     "regression": Kind(
         cls="rondo.tasks.numbers.regression:Regression",

@@ -8,7 +8,7 @@ from rondo.config.inputs import TaskConfig
 from rondo.config.schema import RunConfig
 from rondo.data.sources import Source
 from rondo.errors import ConfigError, Problem
-from rondo.tasks.row_checks import Row, columns
+from rondo.tasks.row_checks import MAY_LACK, Row, columns
 
 
 def check_columns(config: RunConfig, source: Source) -> None:
@@ -34,7 +34,7 @@ def lacking(task: TaskConfig, owner: str | None, parts: Mapping[str, Sequence[Ro
     ``parts``: the rows of each client by its name, or all under an empty one.
     ``where``: says which rows they are, with a blank before.
     """
-    asked = [(key, name) for key, name, _ in columns(task)]
+    asked = [(key, name) for key, name, _ in columns(task) if key not in MAY_LACK]
     named = [*(("task.label", name) for name in task.label_columns), ("partition.column", owner), *asked]
     there = {part: rows for part, rows in parts.items() if rows}
     problems = []

@@ -181,7 +181,7 @@ def _data(facts: Facts) -> Iterator[tuple[str, str]]:
 
 _COLUMNS = (
     *("text", "prompt", "response", "messages", "context", "question", "answers", "answer_start"),
-    *("tokens", "tags", "spans", "image", "features", "target", "label"),
+    *("tokens", "tags", "spans", "anchor", "positive", "negative", "score", "image", "features", "target", "label"),
 )
 
 
@@ -252,7 +252,7 @@ def _loading(facts: Facts) -> dict[str, Any]:
         "text": text,
         "piped": kind.pipeline in _PIPELINES,
         "labels": labels,
-        "found": f"AutoPeftModelFor{(kind.auto or '').removeprefix('AutoModelFor')}" if direct else None,
+        "found": f"AutoPeftModelFor{_peft_class(kind)}" if direct else None,
         "base": facts.base,
         "package": MINILM_PACKAGE if unnamed and model.name == BUILTIN_MODEL else None,
         "folder": facts.model if unnamed else None,
@@ -264,6 +264,10 @@ def _loading(facts: Facts) -> dict[str, Any]:
 
 _PIPELINES = ("text-classification", "token-classification", "text-generation")
 """Pipelines of transformers for texts; version 5 has none for question answering or sequence to sequence."""
+
+
+def _peft_class(kind: tasks.Kind) -> str:
+    return "FeatureExtraction" if kind.mixes_rows else (kind.auto or "").removeprefix("AutoModelFor")
 
 
 def _bullets(fields: Iterator[tuple[str, str]]) -> str:

@@ -60,7 +60,7 @@ def row_check(task: TaskConfig, labels: Sequence[str], owner: str | None = None)
     ``owner``: the column that names each row's client, if rows are dealt by it.
     """
     required = [name for _, name, needed in columns(task) if needed]
-    optional = [name for _, name, needed in columns(task) if not needed]
+    optional = [name for key, name, needed in columns(task) if not needed and key not in MAY_LACK]
     row_labels, known_labels = RowLabels.of(task), frozenset(labels)
     prompts = _several(task.prompt)[1:]
 
@@ -105,12 +105,20 @@ def columns(task: TaskConfig) -> list[tuple[str, str, bool]]:
         *(("task.tokens", name, False) for name in _several(task.tokens)),
         *(("task.tags", name, False) for name in _several(task.tags)),
         *(("task.spans", name, False) for name in _several(task.spans)),
+        *(("task.anchor", name, True) for name in _several(task.anchor)),
+        *(("task.positive", name, True) for name in _several(task.positive)),
+        *(("task.negative", name, False) for name in _several(task.negative)),
+        *(("task.score", name, False) for name in _several(task.score)),
         *(("task.choices", name, False) for name in _several(task.choices)),
         *(("task.answer", name, False) for name in _several(task.answer)),
         *(("task.image", name, False) for name in _several(task.image)),
         *(("task.features", name, False) for name in _several(task.features)),
         *(("task.target", name, False) for name in _several(task.target)),
     ]
+
+
+MAY_LACK = ("task.negative", "task.score")
+"""Keys of columns that some rows have: pairs to train on have no score, and pairs with a score no negative."""
 
 
 def _several(value: str | Iterable[str] | None) -> tuple[str, ...]:

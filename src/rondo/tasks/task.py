@@ -117,8 +117,7 @@ class Tally(Protocol):
 class Picture:
     """A picture for a report."""
 
-    pixels: Any
-    """An array (height, width, channels) of uint8."""
+    pixels: Any  # an array (height, width, channels) of uint8
     caption: str
 
 
@@ -218,9 +217,8 @@ class Task(ABC):
 
     @classmethod
     def opened(cls, config: TaskConfig, row: Row) -> dict[str, Any]:
-        """A copy of ``row`` with its values in the form that :meth:`problem` and :meth:`encode` take, such as pixels in
-        place of a file's bytes. Default: the values as they are. A value that cannot be opened becomes one that
-        :meth:`problem` refuses."""
+        """A copy of ``row`` with its values in the form that :meth:`problem` and :meth:`encode` take, such as pixels of
+        a file's bytes. Default: as they are. A value that cannot be opened becomes one that :meth:`problem` refuses."""
         return dict(row)
 
     @classmethod
@@ -248,8 +246,7 @@ class Task(ABC):
         """Network inputs and targets. The first axis of every tensor counts the :meth:`sequences` of the examples."""
 
     def sequences(self, example: Any) -> Sequence[Any]:
-        """The rows of the network's input that ``example`` takes, each an example that :meth:`collate` takes by itself.
-        Default: one, itself. A pair of texts that are compared has two."""
+        """The rows of the network's input that ``example`` takes, each an example for :meth:`collate`: itself."""
         return (example,)
 
     def compared_with(self, reference: Callable[[Batch], Tensor]) -> Self:
@@ -274,6 +271,10 @@ class Task(ABC):
         do not depend on its cohort.
         """
         return inputs
+
+    def trained(self, examples: Sequence[Any]) -> Sequence[Example]:
+        """A client's part of a batch. Default: as it is. Rows that are compared are marked as being together."""
+        return examples
 
     @abstractmethod
     def loss(self, output: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from methods import every_method
 from rondo import algorithms
 from rondo.algorithm import Client, HeadPolicy, Round, Upload
 from rondo.config import RunConfig, load
+from rondo.config.inputs import TaskConfig
 from rondo.data.members import Member
 from rondo.data.population import Population
 from rondo.engine.client.cohorts import divided, in_order, in_turn, one_cohort
@@ -34,6 +36,8 @@ from rondo.models.shortcuts.choose import split_off
 from rondo.params import Packed, Params
 from rondo.runs.assembling.wrapping import with_policies
 from rondo.tasks.language.causal_lm import CausalLM
+from rondo.tasks.language.embedding.embedding import Embedding
+from rondo.tasks.language.embedding.pairs import NO_SCORE, Pair
 from rondo.tasks.language.text import TextExample, TextTask
 from tiny_federation import HEADS, HEADS_OF_KINDS, POISON, Task
 
@@ -116,6 +120,22 @@ def language(name: str) -> Composed:
     return Composed(algorithms.get(name), network, task, Population(members, (), {}), config(**ADAMW), initial)
 
 
+def embedding(rated: bool) -> Composed:
+    """Clients with triplets of sentences, each with texts of other lengths; some have a score if ``rated``."""
+    module = tiny.bert().bert.double()
+    sites = tiny.sites(module, ("query", "output.dense"), rank=3, dropout=0.4)
+    network, initial = AdaptedNetwork(module, sites, ()), tiny.factors(sites, 1)
+    members = {}
+    for client, size in SIZES.items():
+        texts = [TextExample(e.ids, NO_SCORE, e.segments) for e in examples(client, 3 * size)]
+        rows = [texts[i::size] for i in range(size)]
+        scores = [i / size if rated and i % 2 else NO_SCORE for i in range(size)]
+        pairs = [Pair(tuple(replace(t, target=s) for t in row)) for row, s in zip(rows, scores, strict=True)]
+        members[client] = Member(Client(client, size), tuple(pairs), ())
+    task = Embedding(tiny.tokenizer(), TaskConfig(kind="embedding", scale=3.0))
+    return Composed(algorithms.get("fedit"), network, task, Population(members, (), {}), config(**ADAMW), initial)
+
+
 def trained(sim: Composed, chosen: Sequence[str] = tuple(SIZES), *, alone: bool, index: int = 1) -> list[Answer]:
     """Local training of a round, in one cohort or one client at a time."""
     round = sim.round(index)
@@ -173,6 +193,15 @@ def test_language_cohort_equals_clients_alone(name: str, logits_of: Callable[[in
     """With the loss computed a few tokens at a time, so that the logits are never whole."""
     logits_of(5, tiny.VOCABULARY)  # of several clients
     sim = language(name)
+    together, alone = (trained(sim, alone=a) for a in (False, True))
+    assert_law(together, alone, EXACT)
+    assert together[0].loss not in [answer.loss for answer in together[1:]]
+
+
+@pytest.mark.parametrize("rated", [False, True])
+def test_embedding_cohort_equals_clients_alone(rated: bool) -> None:
+    """The negatives of a row are its own client's."""
+    sim = embedding(rated)
     together, alone = (trained(sim, alone=a) for a in (False, True))
     assert_law(together, alone, EXACT)
     assert together[0].loss not in [answer.loss for answer in together[1:]]

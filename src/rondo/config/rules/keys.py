@@ -258,6 +258,9 @@ def _task_checks(config: RunConfig, own_data: bool) -> Iterator[Problem]:
     if kind is not None and not kind.head and config.model.head is not None:
         yield Problem("model.head", f"a {config.task.kind} model has no task head; remove it")
     yield from tasks.check(config.task.model_dump(), own_data)
+    if kind is not None and kind.mixes_rows and config.train.micro_batch is not None:
+        message = "the rows of a batch are each other's negatives, so a part of it has another loss: lower batch_size"
+        yield Problem("train.micro_batch", f"{message} instead")
     for key, users in tasks.CLASS_KEYS.items() if kind is not None else ():
         if getattr(config.evaluation, key) and config.task.kind not in users:
             message = f"only kind = {' and '.join(map(repr, users))} use it: remove it, or set task.kind"

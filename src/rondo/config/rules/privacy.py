@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 from rondo.config.packages import missing
 from rondo.config.schema import EvaluationConfig, PrivacyConfig, RunConfig
+from rondo.config.task_kinds import TABLE
 from rondo.errors import Problem
 
 _OFF = {"packing": False, "length_grouping": False, "max_grad_norm": 0.0}
@@ -147,7 +148,13 @@ def _of_examples(config: RunConfig) -> Iterator[Problem]:
             "noise belongs into each step, and Rondo does not see the steps of train.trainer: remove one of the two"
         )
         yield Problem("privacy.unit", message)
-    train, evaluation = config.train, config.evaluation
+    train, evaluation, kind = config.train, config.evaluation, TABLE.get(config.task.kind)
+    if kind is not None and kind.mixes_rows and config.task.negative is None and config.task.score is None:
+        message = "a row's negatives are the other rows of a batch, so one row more changes the gradients of all, and "
+        message += "a row alone has no loss: name task.negative or task.score, by which a row has a loss of its own"
+        yield Problem("privacy.unit", message)
+    if kind is not None and kind.mixes_rows and config.whole_tensors is not None:
+        yield Problem("train.what", "dropout of a whole network draws for all texts of a row at once: train factors")
     if config.clients.weighting != "uniform":
         message = 'weights by numbers of rows tell whether a row is there: set it to "uniform"'
         yield Problem("clients.weighting", message)

@@ -117,6 +117,14 @@ def preference(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
         yield Problem("task.label_smoothing", "only loss_type = 'robust' uses it: set that, or remove it")
 
 
+def embedding(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
+    for key, content in (("anchor", "texts"), ("positive", "texts that belong to them")):
+        if task[key] is None:
+            yield Problem(f"task.{key}", f"name the column with the {content}")
+    if task["metric"] == "spearman" and task["score"] is None:
+        yield Problem("task.metric", "only rows with a score have it: name task.score, or another metric")
+
+
 def images(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
     size, shape = task["image_size"], task["image_shape"]
     if shape is not None and shape[2] not in (1, 3):

@@ -259,6 +259,7 @@ class CohortTrainer(Trainer):
 
     def _pass(self, batch: Sequence[Sequence[Example]], chances: Sequence[Chance], kept: HeadInputs | None) -> Part:
         """One forward pass over a batch or a part of it."""
+        batch = [self.task.trained(group) for group in batch]
         rows = Rows.of(batch, self.task).to(self.network.device)
         rows = replace(rows, apart=self.promise is not None)
         inputs, targets, hidden = self._to_device(batch, [c.augmenting for c in chances])

@@ -28,7 +28,7 @@ from rondo.models.forms.model import Check, Outline
 from rondo.models.forms.module import trained_names
 from rondo.models.forms.row_limits import RowLimits, rotary_turn, row_limits
 from rondo.models.forms.transformer import StockPredictor, Transformer, load_base, load_transformer
-from rondo.models.loading import learned_classes, peft
+from rondo.models.loading import learned_classes, peft, sentence
 from rondo.models.loading.checks import rounded_already
 from rondo.models.loading.given import copied, copied_tokenizer
 from rondo.models.loading.pretrained import (
@@ -217,8 +217,19 @@ def _outline(config: RunConfig, labels: Sequence[str], opened: _Found) -> Transf
         problems += error.problems
     problems += _of_whole_training(config)
     problems += rounded_already(opened.known, config.model.quantization)
+    if kind.mixes_rows:
+        with loading(config.model.name, "its modules.json"):
+            known = sentence.settled(config.task, opened.name, config.model.revision)
+        config = config.model_copy(update={"task": known})
+        problems += _of_sentences(opened.known)
     task = make_task(config, tokenizer, labels).for_model(opened.module)
     return TransformerOutline(task, sites, problems, opened.name, opened.known, tokenizer, limits, opened.loaded)
+
+
+def _of_sentences(known: Any) -> Iterator[Problem]:
+    if getattr(known, "is_encoder_decoder", False):
+        message = f"{known.model_type} has a decoder, whose states are not those of the text: name an encoder"
+        yield Problem("model.name", f"{message}, or a decoder alone")
 
 
 def _of_whole_training(config: RunConfig) -> Iterator[Problem]:

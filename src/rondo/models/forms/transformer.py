@@ -25,7 +25,7 @@ from rondo.models.forms.module import kernels_of, make_network, state_of
 from rondo.models.forms.row_limits import RowLimits
 from rondo.models.kernels.precision import apply, choose
 from rondo.models.kernels.quiet import quiet
-from rondo.models.loading import peft
+from rondo.models.loading import peft, sentence
 from rondo.models.loading.lent import Lent, lend
 from rondo.models.loading.merged import merge_adapter
 from rondo.models.loading.pretrained import (
@@ -141,6 +141,12 @@ class Transformer(Model):
             settings.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(str(folder))
+        self._write_modules(folder)
+
+    def _write_modules(self, folder: Path) -> None:
+        """Write what sentence-transformers needs, if this is a model for it."""
+        if tasks.TABLE[self.config.task.kind].mixes_rows:
+            sentence.write(folder, self.config.task, self.known.hidden_size)
 
 
 @dataclass
@@ -180,6 +186,7 @@ class AdaptedTransformer(Transformer):
             tokenizer=self.tokenizer,
             labels=labels,
         )
+        self._write_modules(folder)
 
     def truncated(self, seen: Params, base: Base, rank: int) -> tuple[Params, float]:
         return truncated(tuple(self.network.sites.values()), seen, base, rank)

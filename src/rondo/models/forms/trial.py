@@ -136,6 +136,7 @@ def _step(
     network: Network, task: Task, groups: Sequence[Sequence[Example]], params: Params, seeds: Sequence[int]
 ) -> _Step:
     """A training step of clients with one group of rows each. Their masks of adapter dropout come from ``seeds``."""
+    groups = [task.trained(group) for group in groups]
     inputs, targets = (on_device(part, network.device) for part in task.collate([e for g in groups for e in g]))
     rows = Rows.of(groups, task).to(network.device)
     leaves = {n: t.detach().clone().requires_grad_(t.is_floating_point() and not buffer(n)) for n, t in params.items()}
@@ -159,6 +160,8 @@ def _groups(task: Task, examples: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
     chosen = distinct if len(distinct) >= len(_COSTS) else short
     rows = [chosen[i * (len(chosen) - 1) // (len(_COSTS) - 1)] for i in range(len(_COSTS))]
     rows = [task.opening(row, size) for row, size in zip(rows, _COSTS, strict=True)]
+    if type(task).trained is not Task.trained:  # a row alone may have no loss
+        return (rows[0], rows[4]), (rows[1], rows[2]), (rows[3], rows[1]), (rows[4], rows[2])
     return (rows[0],), (rows[1], rows[2]), (rows[3],), (rows[4],)
 
 

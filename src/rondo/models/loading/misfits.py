@@ -30,10 +30,10 @@ def new_tensors(kind: Kind, module: nn.Module, report: Mapping[str, Any]) -> set
     """
     sizes = {name: (saved, expected) for name, saved, expected in report["mismatched_keys"]}
     missing = set(report["missing_keys"]) - sizes.keys()
-    base = f"{module.base_model_prefix}."
+    base = f"{module.base_model_prefix}." if kind.head else ""
 
     def of_body(name: str) -> bool:
-        return not kind.head or (name.startswith(base) and not name.startswith(f"{base}{_POOLER}."))
+        return name.startswith(base) and not name.startswith(f"{base}{_POOLER}.")
 
     problems = []
     if lost := set(filter(of_body, missing)):

@@ -42,7 +42,7 @@ from rondo.process import no_warnings, seeded
 if TYPE_CHECKING:
     import peft
 
-TaskType = Literal["SEQ_CLS", "TOKEN_CLS", "CAUSAL_LM", "SEQ_2_SEQ_LM"] | None
+TaskType = Literal["SEQ_CLS", "TOKEN_CLS", "CAUSAL_LM", "SEQ_2_SEQ_LM", "FEATURE_EXTRACTION"] | None
 """PEFT's name of a task. It has none for pictures, and such adapters carry none."""
 _KEY = "base_model.model."
 _LONGEST = 2**24

@@ -114,8 +114,8 @@ class Call(threading.local):
 
 
 def output_of(module: nn.Module, batch: Batch) -> Tensor:
-    """The logits of ``module`` for ``batch``. ``forward`` takes the batch's tensors by name where it has these names,
-    else in their order."""
+    """The logits of ``module`` for ``batch``, or last states without them. ``forward`` takes the batch's
+    tensors by name where it has these names, else in their order."""
     named = _takes(type(module).forward, tuple(batch))
     args: tuple[Any, ...] = () if named else tuple(batch.values())
     kwargs: dict[str, Any] = dict(batch) if named else {}
@@ -124,7 +124,7 @@ def output_of(module: nn.Module, batch: Batch) -> Tensor:
     result = module(*args, **kwargs)
     if hasattr(result, "start_logits"):  # of spans: (rows, tokens, 2)
         return torch.stack((result.start_logits, result.end_logits), -1)
-    output = getattr(result, "logits", result)
+    output = getattr(result, "logits", getattr(result, "last_hidden_state", result))
     if not isinstance(output, Tensor):
         message = "forward must return a tensor, or an object with .logits, and returned a "
         raise TypeError(message + type(output).__name__)

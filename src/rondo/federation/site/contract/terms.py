@@ -98,7 +98,7 @@ _MOST_DECAY = 0.1
 """Largest share of a tensor's change that a step may take back."""
 _PREDICTED = (
     *("task.response", "task.answers", "task.answer_start", "task.answer", "task.target"),
-    *("task.tags", "task.spans", "task.chosen", "task.rejected"),
+    *("task.tags", "task.spans", "task.chosen", "task.rejected", "task.score"),
 )
 """Keys of columns that a run learns to predict, beside ``task.label``."""
 

@@ -1,0 +1,1 @@
+"""Texts as vectors: sentence pairs and triplets."""
