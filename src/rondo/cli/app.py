@@ -84,6 +84,13 @@ def papers(incomplete: str) -> list[str]:
     return _starting(["list", *names()], incomplete)
 
 
+def kinds(incomplete: str) -> list[str]:
+    """Kinds of tasks."""
+    from rondo.config.task_kinds import TABLE
+
+    return _starting(TABLE, incomplete)
+
+
 def entries(incomplete: str) -> list[str]:
     """Entries of ``rondo reproduce``."""
     from rondo.study.claims.entry import names

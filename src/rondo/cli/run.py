@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rondo.cli.app import AllowCode, Device, Sets, one_of, papers
+from rondo.cli.app import AllowCode, Device, Sets, kinds, one_of, papers
 from rondo.cli.process import FAILED, LogJson, quiet_libraries, shown, user_errors
 from rondo.cli.results import exported
 from rondo.errors import ConfigError, headed
@@ -179,12 +179,13 @@ def init(
             autocompletion=one_of("paper", "small", "official"),
         ),
     ] = "paper",
+    task: Annotated[str | None, typer.Option(help="a kind of task, such as embedding", autocompletion=kinds)] = None,
 ) -> None:
-    """Write a commented configuration to start from, or the one of a paper."""
+    """Write a commented configuration to start from: of ``rondo demo``, of a kind of task, or of a paper."""
     with user_errors():
         from rondo.config.papers import writer
         from rondo.config.reference import HEADING
-        from rondo.data.demo import STARTER
+        from rondo.data.demo.starters import KINDS, starter
 
         if paper == "list":
             for name, row in writer.names().items():
@@ -192,13 +193,21 @@ def init(
             return
         if scale != "paper" and paper is None:
             raise ConfigError.at("--scale", "is the scale of a paper's setting: name one by --paper", "rondo init")
-        heading = f"{HEADING}\n"
-        text = STARTER.read_text(encoding="utf-8") if paper is None else heading + writer.text(paper, scale)
-        path = Path(file)
-        if path.exists():
-            raise ConfigError.at(file, "already exists; name another file", "rondo init")
+        if task is not None and (paper is not None or task not in KINDS):
+            fault = f"unknown; there are: {', '.join(KINDS)}" if paper is None else "a paper has its own: leave one out"
+            raise ConfigError.at("--task", fault, "rondo init")
+        rows_file = Path(file).with_suffix(".rows.jsonl")
+        text, rows = starter(task or KINDS[0], str(rows_file))
+        if paper is not None:
+            text = f"{HEADING}\n{writer.text(paper, scale)}"
+        files = {Path(file): text} | ({} if rows is None else {rows_file: rows})
+        for path in files:
+            if path.exists():
+                raise ConfigError.at(str(path), "already exists; name another file", "rondo init")
         try:
-            path.write_text(text, encoding="utf-8")
+            for path, content in files.items():
+                path.write_text(content, encoding="utf-8")
         except OSError as error:
             raise ConfigError.at(file, f"cannot be written: {error.strerror}", "rondo init") from None
-        print(f"wrote {file}; run it with: rondo run {shlex.quote(file)}")
+        made_up = "" if rows is None else f", and made-up rows in {rows_file}"
+        print(f"wrote {file}{made_up}; run it with: rondo run {shlex.quote(file)}")
