@@ -272,8 +272,7 @@ class TaskConfig(Section):
     anchor: Name | None = None
     """Column with a text, such as a question (embedding)."""
     positive: Name | None = None
-    """Column with a text that belongs to it, such as its answer (embedding). The other rows of a batch of the same
-    client have texts that do not."""
+    """Column with a text that belongs to it, such as its answer (embedding)."""
     negative: Name | Annotated[list[Name], Field(min_length=1)] | None = None
     """Column or columns with texts that look as if they belonged to it, and do not (embedding)."""
     score: Name | None = None
@@ -282,8 +281,7 @@ class TaskConfig(Section):
     scale: Annotated[float, Field(gt=0)] | None = None
     """Factor of the cosines in the loss of rows without a score (embedding), 1 over the temperature; left out, 20."""
     pooling: Literal["mean", "cls", "max", "lasttoken"] | None = None
-    """The way from the states of all tokens to the vector of a text (embedding); left out, that of the model's
-    ``modules.json``, or the mean."""
+    """How states become a vector (embedding); left out, as the model's ``modules.json`` says, or by the mean."""
     unit_length: bool | None = None
     """Whether predicted vectors have length 1 (embedding); left out, as the model's ``modules.json`` says."""
     metric: str | None = None
@@ -338,10 +336,10 @@ class DataConfig(Section):
     """The data."""
 
     source: str | None = None
-    """A CSV, TSV, JSON, JSON lines, Parquet or CoNLL file, a folder of splits (files, or folders of files, as LEAF's),
-    a Hugging Face name, or ``builtin:home-intents``; for images also an npz or IDX file, a folder with a sub-folder per
-    class, or ``builtin:digits``; ``builtin:linear`` with a section ``[problem]``. Left out, the task's own built-in. In
-    Python, ``rondo.run`` takes rows in its place."""
+    """A CSV, TSV, JSON, JSON lines, Parquet, Excel or CoNLL file, a folder of splits (files, or folders of files, as
+    LEAF's), a Hugging Face name, or ``builtin:home-intents``; for images also an npz or IDX file, a folder with a
+    sub-folder per class, or ``builtin:digits``; ``builtin:linear`` with a section ``[problem]``. Left out, the task's
+    own built-in. In Python, ``rondo.run`` takes rows in its place."""
     subset: str | None = None
     """Subset of a Hugging Face data set."""
     clients_from: str | None = None
@@ -361,11 +359,15 @@ class DataConfig(Section):
     """Share of each client's rows that is never trained on. Left out, it is 0 if clients have test rows, and with
     ``[privacy]``. With ``privacy.unit = "example"`` a digest of the row, or of its person, decides, so the share is
     approximate."""
+    hold_out_by: Name | None = None
+    """Column with the person, or another unit that must not be on both sides. All rows of one are held back, or none,
+    by a digest, so the share is approximate. Its test rows go to one client (``partition.deal_tests``). A warning tells
+    of persons in training and test rows."""
     separator: Annotated[str, Field(min_length=1, max_length=1)] | None = None
     """Character between the columns of CSV and TSV files, such as ``";"``, unless a file's header has another one. Left
     out, a comma or a tab, by the file's ending."""
     encoding: str = "utf-8"
-    """Encoding of text files (CSV, TSV, JSON), such as Excel's ``"cp1252"``."""
+    """Encoding of those text files (CSV, TSV, JSON) that are not UTF-8, such as Excel's ``"cp1252"``."""
     max_train_rows: Positive | None = None
     """Use a random sample of so many training rows. Labels, and clients by nature, keep their shares."""
     max_test_rows: Positive | None = None

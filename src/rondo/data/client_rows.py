@@ -19,6 +19,7 @@ from rondo.data.labels import joined
 from rondo.data.named_columns import lacking
 from rondo.data.partition.deal import deal, deal_tests, sample
 from rondo.data.sources import Source, read_pictures, read_rows
+from rondo.data.units import named_in
 from rondo.errors import ConfigError, Problem
 from rondo.tasks.make import task_class
 from rondo.tasks.row_checks import Row, RowLabels, row_check, value_name, value_problem
@@ -146,7 +147,8 @@ def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt
         reads = reads if labels and not reads.several else RowLabels(())
         trained = {client: reads.strata(rows) or [""] * len(rows) for client, rows in members.items()}
         tested = reads.strata(test.rows) or [""] * len(test.rows)
-        test = replace(test, owners=deal_tests(trained, tested, run.generator("partition", "tests")))
+        persons = named_in(config.data.hold_out_by, "data.hold_out_by", test.rows)
+        test = replace(test, owners=deal_tests(trained, tested, run.generator("partition", "tests"), persons))
     undrawn = [rows for client, rows in large_enough.items() if client not in members]
     return Dealt(
         rows=members,

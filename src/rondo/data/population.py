@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from rondo.algorithm import Client, Round
 from rondo.config.checks import least_clients
@@ -22,6 +22,9 @@ from rondo.errors import ConfigError
 from rondo.tasks.make import task_class
 from rondo.tasks.row_checks import RowLabels
 from rondo.tasks.task import Example, Store, Task
+
+if TYPE_CHECKING:
+    import torch
 
 _ROWS_A_CALL = 2000
 _Name = TypeVar("_Name", str, str | None)
@@ -307,11 +310,18 @@ def _parts(
     parting: Parting | None,
 ) -> tuple[list[int], list[int], Sequence[int] | None]:
     """The numbers of a client's training and validation examples, and the units of the former."""
+    column, run = config.data.hold_out_by, Round(0, config.rounds, config.seed, 0)
+    if parting is not None and column is not None and config.data.validation_fraction:
+        message = "this site holds back blocks of rows, which may divide a person: set data.validation_fraction to 0, "
+        raise ConfigError.at("data.hold_out_by", message + "or training.repeats in its contract")
     if parting is not None:
         return parting(name, with_examples(task, rows, by_row), config.data.validation_fraction).numbers(by_row)
-    persons = persons_of(config, task, rows, by_row)
-    run, deciders = Round(0, config.rounds, config.seed, 0), persons or _contents(config, task, store, by_row)
-    train, validation = _split(name, by_row, config, run, deciders)
+    persons = persons_of(config.guarantee.group, "privacy.group", task, rows, by_row)
+    held = persons_of(column, "data.hold_out_by", task, rows, by_row)
+    deciders = persons or _contents(config, task, store, by_row) if held is None else held
+    # The key of persons is that of all clients: one may have rows at several.
+    generator = run.generator("split", *([name] if held is None else []))
+    train, validation = _split(by_row, config.data.validation_fraction, generator, deciders)
     return train, validation, units_of(config, persons, by_row, train)
 
 
@@ -323,7 +333,7 @@ def _contents(config: RunConfig, task: Task, store: Store, by_row: Sequence[rang
 
 
 def _split(
-    name: str, by_row: Sequence[range], config: RunConfig, run: Round, deciders: Sequence[str] | None = None
+    by_row: Sequence[range], fraction: float, generator: torch.Generator, deciders: Sequence[str] | None = None
 ) -> tuple[list[int], list[int]]:
     """One client's examples, whose rows are split into training rows and validation rows: at random, with at least one
     training row.
@@ -333,7 +343,6 @@ def _split(
     """
     import torch
 
-    generator, fraction = run.generator("split", name), config.data.validation_fraction
     if deciders is None:
         order = torch.randperm(len(by_row), generator=generator).tolist()
         validation_count = max(0, min(round(len(by_row) * fraction), len(by_row) - 1))

@@ -18,7 +18,7 @@ from rondo.data.labels import joined
 from rondo.data.partition.deal import NOBODY
 from rondo.errors import first_of
 from rondo.tasks.make import task_class
-from rondo.tasks.row_checks import Row, RowLabels, columns, value_name
+from rondo.tasks.row_checks import Row, RowLabels, columns, value_name, value_problem
 
 
 def trained_on(config: RunConfig, dealt: Dealt) -> dict[str, int]:
@@ -56,9 +56,10 @@ def remarks(config: RunConfig, dealt: Dealt, trained: Mapping[str, int], marks: 
         yield from _written_otherwise((row[owner] for row in training), "clients")
     if owner is not None or config.data.clients_from is not None:
         yield from _alike(dealt.rows, "names of clients", "clients")
-    if (person := config.guarantee.group) is not None:
+    for person in dict.fromkeys(filter(None, (config.guarantee.group, config.data.hold_out_by))):
         yield from _written_otherwise((row[person] for row in training), "persons")
         yield from _alike(Counter(value_name(row[person]) for row in training), "names of persons", "persons")
+        yield from _on_both_sides(person, training, dealt)
     tested = (dealt.test.rows, *(test.rows for test in dealt.more_tests.values()))
     yield from typed_marks(config, [*training, *itertools.chain(*tested)], marks)
     if dealt.test.owners is not None:
@@ -69,6 +70,17 @@ def remarks(config: RunConfig, dealt: Dealt, trained: Mapping[str, int], marks: 
             rows = f"rows of the test set {name!r}" if name else "test rows"
             fate = "are training rows too: their scores say how well rows are remembered"
             yield f"{count} of {len(tests[name].rows)} {rows} {fate}"
+
+
+def _on_both_sides(person: str, training: Rows, dealt: Dealt) -> Iterator[str]:
+    """A sentence for each test set with persons that training rows have too. ``person``: their column."""
+    known = {value_name(row[person]) for row in training}
+    for name, test in {"": dealt.test, **dealt.more_tests}.items():
+        there = {value_name(row[person]) for row in test.rows if value_problem(row, 0, person) is None}
+        if both := len(there & known):
+            rows = f"the test set {name!r}" if name else "the test set"
+            fate = "have training rows too: scores say how well they are remembered, and not how new ones would fare"
+            yield f"{both} of {len(there)} values of {person!r} in {rows} {fate}"
 
 
 def _of_several(reads: RowLabels, training: Rows) -> Iterator[str]:

@@ -69,23 +69,31 @@ def with_examples(task: Task, rows: Rows, by_row: Sequence[range]) -> Rows:
     return rows if len(by_row) == len(rows) else [row for row in rows if task.encode([row])]
 
 
-def persons_of(config: RunConfig, task: Task, rows: Rows, by_row: Sequence[range]) -> list[str] | None:
-    """The person that ``privacy.group`` names for each of a client's rows that has examples; None without one.
-
-    ``rows``: the client's rows.
-    ``by_row``: the numbers of each row's examples, in the order of those ``rows`` that have some.
-
-    Raises :class:`ConfigError` where a row does not say whose it is.
-    """
-    column = config.guarantee.group
+def named_in(column: str | None, key: str, rows: Rows) -> list[str] | None:
+    """The name in ``column`` of each of ``rows``, such as its person; None without one. ``key``: names the column.
+    Raises :class:`ConfigError` where a row does not say whose it is."""
     if column is None:
         return None
     for place, row in enumerate(rows):
         if (problem := value_problem(row, place, column)) is not None:
             known = f"; there are: {', '.join(map(str, row))}" if column not in row else ""
             message = f"a row does not say whose it is: {problem.reason}{known}: name a column that every row has"
-            raise ConfigError.at("privacy.group", message)
-    return [value_name(row[column]) for row in with_examples(task, rows, by_row)]
+            raise ConfigError.at(key, message)
+    return [value_name(row[column]) for row in rows]
+
+
+def persons_of(column: str | None, key: str, task: Task, rows: Rows, by_row: Sequence[range]) -> list[str] | None:
+    """The person that ``column`` names for each of a client's rows that has examples; None without one.
+
+    ``key``: names the column.
+    ``rows``: the client's rows.
+    ``by_row``: the numbers of each row's examples, in the order of those ``rows`` that have some.
+
+    Raises :class:`ConfigError` where a row does not say whose it is, one without examples too.
+    """
+    everybody = named_in(column, key, rows)
+    whole = everybody is None or len(by_row) == len(rows)
+    return everybody if whole else named_in(column, key, with_examples(task, rows, by_row))
 
 
 def units_of(

@@ -182,8 +182,7 @@ class Task(ABC):
         return self
 
     def completed(self, config: TaskConfig) -> TaskConfig:
-        """``config``, of which this task was made, with the settings filled in that the user left open and the task
-        took from elsewhere, so that a resumed run has them again. Default: as it is."""
+        """``config``, of which this task was made, with what it took from elsewhere. Default: as it is."""
         return config
 
     @classmethod

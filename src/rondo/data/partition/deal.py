@@ -108,7 +108,10 @@ def _check_possible(config: PartitionConfig, labels: Sequence[str] | None, count
 
 
 def deal_tests(
-    trained: Mapping[str, Sequence[str]], labels: Sequence[str], generator: torch.Generator
+    trained: Mapping[str, Sequence[str]],
+    labels: Sequence[str],
+    generator: torch.Generator,
+    persons: Sequence[str] | None = None,
 ) -> list[str | None]:
     """The client of each row of a test set, so that each client has those of its own classes: a class's rows, in random
     order, are divided in proportion to the clients' training rows of it (FedRep, Table 1). :data:`NOBODY` for the rows
@@ -116,7 +119,12 @@ def deal_tests(
 
     ``trained``: the class of each client's training rows.
     ``labels``: the class of each test row. Rows without classes are all of one.
+    ``persons``: of each test row, whose rows stay together; a person is dealt by the class of its first row.
     """
+    if persons is not None:
+        first = dict(zip(reversed(persons), reversed(labels), strict=True))
+        owner = dict(zip(first, deal_tests(trained, list(first.values()), generator), strict=True))
+        return [owner[person] for person in persons]
     owners: list[str | None] = [NOBODY] * len(labels)
     counts = {client: Counter(classes) for client, classes in trained.items()}
     rows = by_label(labels, generator)

@@ -248,7 +248,7 @@ def _section(plan: Plan, name: str) -> Mapping[str, Any]:
     return section if isinstance(section, dict) else {}
 
 
-_OF_THE_RUN = ("validation_fraction", "bad_rows", "min_examples")
+_OF_THE_RUN = ("validation_fraction", "hold_out_by", "bad_rows", "min_examples")
 """Keys of ``[data]`` that the server sets."""
 _OF_ONE_CLIENT = ("cohort", "reuse_prefix")
 """Keys of ``[simulation]`` that the server sets. Memory, disk space and other processes are the site's own."""

@@ -111,6 +111,7 @@ def _columns(config: RunConfig, contract: Contract) -> Iterator[Term]:
     read = [name for key, name in asked if key not in _PREDICTED]
     if config.task.kind in PAIR_KINDS and config.task.prompt is None:  # it is read where the rows have it
         read += {"prompt"} & set(contract.rows.inputs)
+    read += [] if config.data.hold_out_by is None else [config.data.hold_out_by]
     for subject, names, allowed in (
         ("input columns", read, contract.rows.inputs),
         ("label columns", predicted, contract.rows.labels),
