@@ -148,7 +148,7 @@ def missing_packages(config: RunConfig) -> Iterator[Problem]:
 
 
 _FILE_SUFFIXES = (
-    *(".csv", ".tsv", ".json", ".jsonl", ".parquet", ".conll", ".bio", ".iob", ".iob2", ".bioes"),
+    *(".csv", ".tsv", ".json", ".jsonl", ".parquet", ".conll", ".bio", ".iob", ".iob2", ".bioes", ".xlsx"),
     *(".gguf", ".gz"),
 )
 

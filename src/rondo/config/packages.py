@@ -15,6 +15,7 @@ REQUIREMENTS = {
     "home_assistant_intents": "home-assistant-intents>=2026.10",
     "lm_eval": "lm-eval>=0.4.13,<0.5",
     "mlflow": "mlflow>=3.0",
+    "openpyxl": "openpyxl>=3.1",
     "optuna": "optuna>=4.0",
     "prometheus_client": "prometheus-client>=0.20",
     "ray": "ray>=2.55",

@@ -14,7 +14,7 @@ from rondo.config.checks import data_source, is_path, missing_files
 from rondo.config.hub import asked
 from rondo.config.inputs import AT_SITES, BUILTIN_DATA, BUILTIN_IMAGES, GIVEN, LINEAR, DataConfig, plain_name
 from rondo.config.schema import RunConfig
-from rondo.data.files.formats import VALUE_BYTES, OtherForm, read_file, saved_rows
+from rondo.data.files.formats import VALUE_BYTES, read_file, saved_rows
 from rondo.data.files.image_files import Splits, image_splits, split, unlabelled
 from rondo.data.files.listing import (
     SUFFIXES,
@@ -29,7 +29,7 @@ from rondo.data.files.listing import (
     unread,
 )
 from rondo.data.files.placed import Counted, Indexed, PlacedRows, joined
-from rondo.data.files.room import Room, TextForm
+from rondo.data.files.room import OtherForm, Room, TextForm
 from rondo.data.files.tables import Rows, Table, dataset_rows, plain_columns, rows_of
 from rondo.errors import ConfigError, Problem
 

@@ -41,14 +41,14 @@ def told(**data: Any) -> tuple[Source, list[str]]:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("kiel.xlsx", "unknown ending"),
+        ("kiel.xls", "unknown ending"),
         ("kiel.cvs", "unknown ending"),
         ("kiel.csv.zip", "unknown ending"),
         ("kiel.csv~", "unknown ending"),
         ("kiel", "unknown ending"),
         (".kiel.csv", "it is hidden"),
         ("._kiel.csv", "it is hidden"),
-        ("~$kiel.xlsx", "an Office program has it open"),
+        ("~$kiel.xls", "an Office program has it open"),
     ],
 )
 def test_files_that_are_not_clients_are_named(name: str, reason: str, tmp_path: Path) -> None:
@@ -92,8 +92,8 @@ def test_pattern_that_matches_other_files_names_them(tmp_path: Path) -> None:
 
 
 def test_folder_without_rows_says_what_is_there(tmp_path: Path) -> None:
-    put(tmp_path, "kiel.xlsx")
-    with pytest.raises(ConfigError, match=r"match .* \(not read: 'kiel.xlsx' \(unknown ending"):
+    put(tmp_path, "kiel.xls")
+    with pytest.raises(ConfigError, match=r"match .* \(not read: 'kiel.xls' \(unknown ending"):
         source(clients_from=str(tmp_path))
 
 
@@ -109,11 +109,11 @@ def test_copy_of_a_clients_file_is_told(tmp_path: Path) -> None:
 
 def test_splits_beside_marks_and_other_files(tmp_path: Path) -> None:
     """They are no pictures for that."""
-    put(tmp_path / "train", "part-0.csv", "part-1.csv", "kiel.xlsx", *MARKS)
+    put(tmp_path / "train", "part-0.csv", "part-1.csv", "kiel.xls", *MARKS)
     put(tmp_path / "validation", "part-0.tsv", *MARKS)
     loaded, said = told(source=str(tmp_path))
     assert [len(rows or ()) for rows in (loaded.train, loaded.test)] == [2, 1]
-    assert said == [f"data.source: {Listing.of([tmp_path / 'train' / 'kiel.xlsx']).unread()}"]
+    assert said == [f"data.source: {Listing.of([tmp_path / 'train' / 'kiel.xls']).unread()}"]
 
 
 def test_split_of_two_forms_is_refused(tmp_path: Path) -> None:

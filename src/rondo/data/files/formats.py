@@ -1,4 +1,4 @@
-"""Rows in files: CSV, TSV, JSON, JSON lines, Parquet and CoNLL's, packed by gzip or in shards, and folders of
+"""Rows in files: CSV, TSV, JSON, JSON lines, Parquet, Excel's and CoNLL's, packed by gzip or in shards, and folders of
 ``datasets``."""
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,17 +18,14 @@ from typing import Any, TextIO
 import numpy as np
 
 from rondo.config.hub import POINTER, is_pointer
+from rondo.data.files import excel
 from rondo.data.files.listing import OF_COLUMNS, SUFFIXES, suffix_of
 from rondo.data.files.placed import Counted, Lines, PlacedRows
-from rondo.data.files.room import Room, TextForm
+from rondo.data.files.room import OtherForm, Room, TextForm
 from rondo.data.files.tables import Rows, dataset_rows, named_classes
 
 _ROWS_FIELDS = ("data", "rows", "train", "examples", "records", "instances")
 """Fields in which a JSON object may have its rows."""
-
-
-class OtherForm(Exception):
-    """A file that is whole, and has its rows in another form than is read. The message says which, and the remedy."""
 
 
 def saved_rows(folder: Path, room: Room) -> Rows:
@@ -48,8 +46,11 @@ def read_file(path: Path, room: Room, *, one_client: bool = False) -> PlacedRows
         raise OtherForm(POINTER)
     if suffix == ".parquet":
         return PlacedRows(_parquet(path, room), Counted(str(path)))
-    text = _text(path, room)
     lines: array[int] | None
+    if suffix == excel.SUFFIX:
+        rows, lines = excel.of_workbook(path, room)
+        return PlacedRows(rows, Lines(str(path), lines))
+    text = _text(path, room)
     if suffix in (".csv", ".tsv"):
         rows, lines = _separated(io.StringIO(text, newline=""), suffix, room.form)
     elif suffix in OF_COLUMNS:
@@ -76,8 +77,14 @@ def _text(path: Path, room: Room) -> str:
 
 
 def _decoded(content: bytes, form: TextForm) -> str:
-    """``content`` as text: UTF-16 if it says so at its start, as Excel's "Unicode text" does, else as ``form`` says."""
-    return content.decode("utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else form.codec)
+    """``content`` as text: UTF-16 if it says so at its start, as Excel's "Unicode text" does; UTF-8 if its letters are
+    that, for sites write their files by several programs; else as ``form`` says."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return content.decode("utf-16")
+    with suppress(UnicodeDecodeError):
+        if not content.isascii():
+            return content.decode("utf-8-sig")
+    return content.decode(form.codec)
 
 
 def _of_json(text: str, one_client: bool) -> tuple[Rows, array[int] | None]:

@@ -9,11 +9,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rondo.data.files import excel
 from rondo.errors import ConfigError, first_of, visible
 
 OF_COLUMNS = (".conll", ".bio", ".iob", ".iob2", ".bioes")
 """Endings of CoNLL's files."""
-SUFFIXES = {".csv": ",", ".tsv": "\t", ".json": "", ".jsonl": "", ".parquet": "", **dict.fromkeys(OF_COLUMNS, "")}
+SUFFIXES = {
+    ".csv": ",",
+    ".tsv": "	",
+    **dict.fromkeys((".json", ".jsonl", ".parquet", excel.SUFFIX, *OF_COLUMNS), ""),
+}
 """Endings of files with rows, and the separators of their columns."""
 _OF_DATASETS = ("dataset_dict.json", "dataset_info.json", "state.json")
 """Files that ``save_to_disk`` writes beside the rows."""
@@ -72,13 +77,15 @@ class Listing:
 def _unread(place: Path, endings: Sequence[str], *, hidden: bool) -> str | None:
     """The reason why an entry is not read; empty for a mark of a system or a program, and None if it is read."""
     known = suffix_of(place) in endings and place.name not in _OF_DATASETS
+    if place.name.startswith("~$"):
+        return "an Office program has it open"
     if place.name.startswith(".") and not hidden:
         return "it is hidden" if known and not place.is_dir() else ""
     if not known:
         mark = place.name.startswith("_") or place.name in _OF_DATASETS or place.name.lower() in _OF_SYSTEMS
         if mark or place.is_dir():
             return "" if mark else "it is a folder"
-        return "an Office program has it open" if place.name.startswith("~$") else "unknown ending"
+        return "unknown ending"
     if not place.exists():
         return "it is a link to nothing"
     return None if place.is_file() else "it is not a file"

@@ -10,6 +10,10 @@ from rondo.config.inputs import DataConfig
 from rondo.errors import ConfigError
 
 
+class OtherForm(Exception):
+    """A file that is whole, and has its rows in another form than is read. The message says which, and the remedy."""
+
+
 @dataclass(frozen=True)
 class TextForm:
     """The form of text files: the ``encoding``, and the ``separator`` of columns; None for that of the file's kind.
