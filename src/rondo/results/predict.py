@@ -44,10 +44,10 @@ def predict(
     ``allow_changed``: predict even if the base model is not that of the run.
 
     Token classification gives ``spans``, a list of ``start``, ``end``, ``label``, ``text`` and ``score``. Start and end
-    count characters of a text, or tokens of a list. A classifier gives ``label`` and its ``probability``,
-    multiple choice ``choice`` and its ``probability``, a regression ``prediction``, a reward model ``reward``.
-    Question answering gives ``answer``, its ``probability`` among the answers that its
-    window allows, and ``answer_start``, the character of the context where it starts (None, and an empty answer, where
+    count characters of a text, or tokens of a list. A classifier gives ``label`` and its ``probability``, multiple
+    choice ``choice`` and its ``probability``, a regression ``prediction``, a reward model ``reward``, an embedding
+    ``embedding``, a list. Question answering gives ``answer``, its ``probability`` among the answers that its window
+    allows, and ``answer_start``, the character of the context where it starts (None, and an empty answer, where
     the question has none). A language model gives a ``response``, which continues or answers the prompt, the
     conversation or the text greedily. A task of one's own gives the columns of its ``predicted``. Pictures of a folder
     have their ``file`` first. Weights are in the task's precision: float32, unless a task of one's own has
