@@ -89,7 +89,7 @@ def test_federation_equals_the_simulation(kind: str, tmp_path: Path) -> None:
         simulation={"cohort": 1},
         evaluation={"clients_every": 1},
         adapter=adapter,
-        model={"head": None if kind == "preference" else "local"},
+        model={"head": None if kind in ("preference", "embedding") else "local"},
     )
     data = {**config["data"], "clients_from": str(tmp_path / "data" / "all")}
     expected = rondo.run({**config, "data": data}, run_dir=tmp_path / "simulation", device="cpu")
