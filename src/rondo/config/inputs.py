@@ -24,16 +24,8 @@ def _empty_if_none(value: Any) -> Any:
 
 
 BUILTIN_MODEL = "builtin:minilm"
-BUILTIN_NETWORKS = (
-    "builtin:cnn",
-    "builtin:mlp",
-    "builtin:2nn",
-    "builtin:resnet10",
-    "builtin:resnet18",
-    "builtin:relu",
-    "builtin:no-relu",
-    "builtin:lstm",
-)
+_NETWORKS = ("cnn", "mlp", "2nn", "resnet10", "resnet18", "relu", "no-relu", "lstm")
+BUILTIN_NETWORKS = tuple(f"builtin:{name}" for name in _NETWORKS)
 """Networks with random weights (:mod:`rondo.models.forms.builtin.classical`)."""
 BUILTIN_DATA = "builtin:home-intents"
 BUILTIN_IMAGES = "builtin:digits"
