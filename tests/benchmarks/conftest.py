@@ -6,4 +6,4 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path += [str(ROOT / "benchmarks"), str(ROOT / "tests" / "federation")]
+sys.path += [str(ROOT / folder) for folder in ("benchmarks", "benchmarks/conformance", "tests/federation")]
