@@ -40,8 +40,7 @@ class FedMomentum(Algorithm[MomentumState]):
     Linear: no.
     Personal: no.
     Head in the source: none (causal LM); here shared by default.
-    Deviations: the singular directions are exact, where the paper's are randomised. P is added times the scale, which
-    the authors' code leaves out.
+    Deviations: the singular directions are exact, where the paper's are randomised.
     Reference: Yan et al., FedMomentum: Preserving LoRA Training Momentum in Federated Fine-Tuning, 2026.
     """
 
