@@ -12,8 +12,7 @@ from rondo.engine.server.ledger import Ledger
 from rondo.engine.wire import serialization
 from rondo.records.durable import Position
 from rondo.runs.storage import checkpoint
-from rondo.runs.storage.checkpoint import Checkpoint
-from rondo.runs.storage.client_store import Kept
+from rondo.runs.storage.checkpoint import Checkpoint, Kept
 from tiny_federation import NAMES, config, make, population
 
 FIELDS: dict[str, dict[str, Any]] = {name: {"tau": 1} for name in ("fedloru", "pfedloru", "mfedloru")}

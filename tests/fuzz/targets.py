@@ -32,7 +32,7 @@ with atheris.instrument_imports(include=["rondo"]):
     from rondo.engine.wire.envelope import Envelope, decode_upload, encode_upload
     from rondo.engine.wire.strict import Rejected
     from rondo.records.durable import Position
-    from rondo.runs.storage import checkpoint, client_store
+    from rondo.runs.storage import checkpoint
 
 
 LARGE_HEADER = 2**18
@@ -79,7 +79,7 @@ _FOLDER = Path(tempfile.mkdtemp(prefix="rondo-fuzz-"))
 
 def a_manifest() -> bytes:
     """The manifest of a whole generation, which stays in the folder."""
-    kept = client_store.Kept(_FOLDER)
+    kept = checkpoint.Kept(_FOLDER)
     kept["a"] = {"q.B": torch.ones(2)}
     empty = Position(0, hashlib.sha256(b"").hexdigest())
     point = checkpoint.Checkpoint(1, 1, {"w": torch.ones(2)}, kept, Ledger(), empty, {"before": {"loss": 1.0}})

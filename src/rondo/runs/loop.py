@@ -31,8 +31,7 @@ from rondo.runs.baseline import local_only
 from rondo.runs.card import Facts, card, save
 from rondo.runs.samples import answered, sample_scores, samples
 from rondo.runs.storage import checkpoint
-from rondo.runs.storage.checkpoint import Checkpoint
-from rondo.runs.storage.client_store import Kept
+from rondo.runs.storage.checkpoint import Checkpoint, Kept
 from rondo.runs.watching.progress import round_line
 from rondo.runs.watching.result import RunResult
 

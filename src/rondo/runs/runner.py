@@ -28,8 +28,7 @@ from rondo.runs.assembling.given import Given
 from rondo.runs.launch import Stopped, locked
 from rondo.runs.loop import Onlooker
 from rondo.runs.samples import check_samples
-from rondo.runs.watching.logger import logged
-from rondo.runs.watching.progress import Quiet, bars_in_notebook, in_notebook, progress
+from rondo.runs.watching.progress import Quiet, bars_in_notebook, in_notebook, logged, progress
 from rondo.runs.watching.result import RunResult
 from rondo.runs.workers.places import devices_of, set_to_work, workers_of
 from rondo.runs.workers.ray import RayWorkers
@@ -66,7 +65,7 @@ def run(
     ``model``, ``tokenizer``: a model of transformers in place of ``model.name``. It is not changed: the run takes a
     copy that shares its memory, save for weights in other types than float32 or on other devices.
     ``observer``: told of the run's progress. With None, a notebook shows progress bars, and elsewhere the logger
-    ``rondo`` has a line per phase and per round (:mod:`rondo.runs.watching.logger`).
+    ``rondo`` has a line per phase and per round (:mod:`rondo.runs.watching.progress`).
     ``stop``: set it, from a signal handler or another thread, to end the run after its current step.
     ``resume``: where ``run_dir`` holds a run of the same configuration, go on with it as :func:`resume` does, and take
     its result if it is finished: a notebook's cell can be run again. It may have more ``rounds`` now.

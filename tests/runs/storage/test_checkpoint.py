@@ -19,8 +19,7 @@ from rondo.engine.wire import serialization
 from rondo.params import Params
 from rondo.records.durable import Damaged, Journal, Position
 from rondo.runs.storage import checkpoint
-from rondo.runs.storage.checkpoint import Checkpoint
-from rondo.runs.storage.client_store import Kept
+from rondo.runs.storage.checkpoint import Checkpoint, Kept
 from tiny_federation import HEADS_OF_KINDS, make
 
 START = Position(0, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855")

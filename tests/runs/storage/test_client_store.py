@@ -15,8 +15,8 @@ from rondo.engine.wire import serialization
 from rondo.params import Params
 from rondo.records import durable
 from rondo.records.durable import Damaged
-from rondo.runs.storage import client_store
-from rondo.runs.storage.client_store import Kept
+from rondo.runs.storage import checkpoint
+from rondo.runs.storage.checkpoint import Kept
 
 
 def values(value: float) -> Params:
@@ -25,7 +25,7 @@ def values(value: float) -> Params:
 
 def shortened(client: str) -> str:
     """The part of a file's name that stands for ``client``."""
-    return client_store._stem(client)
+    return checkpoint._stem(client)
 
 
 LONG = "x" * 130
@@ -58,7 +58,7 @@ def test_file_names_differ_for_any_ids(ids: set[str]) -> None:
     stems = {unicodedata.normalize("NFKD", shortened(client)).casefold() for client in ids}
     assert len(stems) == len(ids)
     for client in ids:
-        name = client_store._File(shortened(client), 10**6, "0" * 64).name + durable.TEMPORARY
+        name = checkpoint._File(shortened(client), 10**6, "0" * 64).name + durable.TEMPORARY
         assert name.isascii()
         assert len(name) < 256
         assert not set(name) & set('/\\:*?"<>|\0')

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from page_runs import recorded
-from rondo.runs.tracking.values import settings, values
+from rondo.runs.tracking.observer import settings, values
 
 
 def record(**changes: Any) -> dict[str, Any]:

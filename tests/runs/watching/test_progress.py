@@ -23,8 +23,7 @@ from rondo.engine.transport import Phase
 from rondo.errors import RunInterrupted, StopRequested
 from rondo.records.directory import to_toml
 from rondo.runs.watching import progress as watching
-from rondo.runs.watching.logger import logged
-from rondo.runs.watching.progress import Bars, Lines, Quiet, progress, round_line
+from rondo.runs.watching.progress import Bars, Lines, Quiet, logged, progress, round_line
 from rondo.runs.watching.result import RunResult
 from small_runs import WHOLE, copy_of, reviews, save_tiny_bert, settings, write_rows
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import warnings
@@ -233,3 +234,47 @@ def progress(
         transient=True,
     ) as bars:
         yield Bars(bars, rounds, told)
+
+
+LOGGER = logging.getLogger("rondo")
+
+
+class Logged(Quiet):
+    """A line per round, and one for each long phase before the first. Remarks on the rows are warnings.
+
+    ``name``: begins each line, where there are several runs.
+    """
+
+    def __init__(self, rounds: int, name: str | None = None) -> None:
+        self.rounds, self.name, self.preparing = rounds, name, Preparing(self._say)
+
+    def _say(self, line: str) -> None:
+        LOGGER.info("%s", visible(line if self.name is None else f"{self.name}: {line}"))
+
+    def phase(self, name: Phase) -> None:
+        self.preparing.phase(name)
+
+    def resumed(self, rounds: int, passed_over: Sequence[str]) -> None:
+        super().resumed(rounds, passed_over)
+        self._say(f"going on after {rounds} committed rounds")
+
+    def round_done(self, record: Mapping[str, Any]) -> None:
+        self.preparing.end()
+        self._say(round_line(record, self.rounds))
+
+
+@contextmanager
+def logged(rounds: int, name: str | None = None) -> Iterator[Observer]:
+    """Log the progress of a run of ``rounds`` rounds."""
+    observer = Logged(rounds, name)
+    handler = None if LOGGER.hasHandlers() or LOGGER.level != logging.NOTSET else logging.StreamHandler()
+    if handler is not None:
+        LOGGER.addHandler(handler)
+        LOGGER.setLevel(logging.INFO)
+    try:
+        yield observer
+    finally:
+        observer.preparing.end()
+        if handler is not None:
+            LOGGER.removeHandler(handler)
+            LOGGER.setLevel(logging.NOTSET)

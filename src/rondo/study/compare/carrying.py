@@ -34,8 +34,7 @@ def observed(observer: Observed | None) -> Watch | None:
     """The watch that tells ``observer`` of every run that is made. Without one, a notebook shows bars, and elsewhere
     the logger ``rondo`` has lines that name the run."""
     from rondo.engine.transport import Observer
-    from rondo.runs.watching.logger import logged
-    from rondo.runs.watching.progress import in_notebook
+    from rondo.runs.watching.progress import in_notebook, logged
 
     if observer is None:
         return None if in_notebook() else lambda trial: logged(trial.config.rounds, str(trial))
