@@ -18,8 +18,7 @@ from rondo.algorithms.whole.fedprox import FedProx
 from rondo.algorithms.whole.fedrep import FedRep
 from rondo.algorithms.whole.lg_fedavg import LGFedAvg
 from rondo.algorithms.whole.local import LocalTraining
-from rondo.algorithms.wrappers.local import Local
-from rondo.algorithms.wrappers.shared_head import SharedHead
+from rondo.algorithms.wrappers.local import Local, SharedHead
 from rondo.engine.wire import serialization
 from rondo.params import Params, add_client_axis, buffer, client_row, head, pick, role
 from rondo.testing import SgdTrainer, TwoLayers, WholeLayers

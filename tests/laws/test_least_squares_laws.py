@@ -12,7 +12,7 @@ from rondo.algorithm import Fit, FitOptions, Round, Shared, Trainer, Uploads
 from rondo.errors import ConfigError
 from rondo.params import Params, add_client_axis, head, up
 from rondo.testing import LAWS, SgdTrainer, TwoLayers, check_algorithm
-from rondo.testing.regression import RegressionTestbed
+from rondo.testing.run import RegressionTestbed
 
 QR = {"consensus", "whole tensors"}
 """Laws that a normalisation breaks: where all clients reach one model, the new model is another, and the mean of whole

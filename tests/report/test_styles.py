@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rondo.report.styles import COLOURS, styles
+from rondo.report.drawing import COLOURS, styles
 
 
 def test_method_keeps_its_colour_in_any_order_and_company() -> None:

@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from page_runs import HOSTILE, hostile, recorded
-from rondo.report.watched import curve, title, view
+from rondo.results.watch import curve, title, view
 
 
 def shown(*arguments: object, **options: bool) -> list[str]:

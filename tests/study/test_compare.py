@@ -26,10 +26,10 @@ from rondo.records.directory import to_toml
 from rondo.report.numbers import plus_minus
 from rondo.study import compare
 from rondo.study import pictures as comparisons
+from rondo.study.compare.comparison import set_aside
 from rondo.study.compare.numbers import Question, answers, only
 from rondo.study.compare.table import comparison_table, score_name
 from rondo.study.compare.variants import references
-from rondo.study.compare.written import set_aside
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
 Invoke = Callable[..., tuple[int, str]]

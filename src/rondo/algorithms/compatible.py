@@ -1,4 +1,5 @@
-"""Options of a run that a method takes, or refuses with the reason. Imports no torch.
+"""Options of a run that a method takes, or refuses with the reason; and what each party sees of its tensors. Imports
+no torch.
 
 Computed from the method's traits and from whether it is linear, so a method of one's own has its row too. The run's
 configuration is refused with these reasons, and ``rondo list --compat`` prints them.
@@ -88,3 +89,37 @@ def _of_sums(traits: Traits, linear: bool) -> dict[Option, str]:
     if traits.same_coordinates and traits.server_step:
         reasons["server optimizer"] = "it defines its server's step itself, so no optimizer can take its place"
     return reasons
+
+
+def sight(traits: Traits, *, linear: bool) -> Mapping[str, str]:
+    """A sentence per party. ``linear``: as :attr:`rondo.algorithm.Algorithm.linear`."""
+    reasons = refused(traits, linear=linear)
+
+    def under(option: Option, effect: str, name: str) -> str:
+        return f"{name}: {effect}" if option not in reasons else f"{name} is refused: {reasons[option]}"
+
+    masked = under("secure aggregation", "their sum alone", "secure aggregation")
+    if "client DP, masked" not in reasons:
+        masked += ", and of it at most epsilon about a client with client DP"
+    client = under("client DP", "at most epsilon about a client", "client DP")
+    example = under("example DP", "at most epsilon about a row", "example DP")
+    if "example DP" not in reasons:
+        masked += ". With example DP, at most epsilon about a row, masked or not"
+    own = "nothing but its rows"
+    if traits.keeps == everything:
+        return {
+            "server": "no tensor: nothing is sent",
+            "other sites": "nothing",
+            "reader of the adapter": "the start alone: no client's tensors are in it",
+            "stays with the client": "its whole model",
+        }
+    if traits.personal:
+        own = "tensors of its own, which no letter holds"
+    mean = "the mean of the uploads, in the broadcast; of two clients each has the other's upload"
+    single = "what the server makes of single uploads, which a broadcast may hold one by one"
+    return {
+        "server": f"every number of each upload. {masked}",
+        "other sites": mean if linear else single,
+        "reader of the adapter": f"whatever a model tells of its rows. {client}; {example}",
+        "stays with the client": own,
+    }

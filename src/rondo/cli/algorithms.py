@@ -141,7 +141,7 @@ def show(
         import inspect
 
         from rondo import algorithms
-        from rondo.algorithms.sight import sight
+        from rondo.algorithms.compatible import sight
 
         cls = _algorithm_class(name)
         print(f"{name}\n{'=' * len(name)}\n\n{inspect.getdoc(cls)}\n\n{_START}")

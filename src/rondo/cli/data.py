@@ -26,8 +26,7 @@ def data(
 
         settings = load(config, sets or [])
         quiet_libraries()
-        from rondo.report.dealing import clients_table, lengths_line
-        from rondo.report.rows import account
+        from rondo.report.rows import account, clients_table, lengths_line
         from rondo.report.terminal import plain_console
         from rondo.runs.assembling.assemble import deal
 

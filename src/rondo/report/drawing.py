@@ -1,14 +1,18 @@
-"""Figures, texts that the fonts have, ticks, and the bytes of a picture. Without pyplot, which belongs to the user's
-program: its backend draws the plots of a notebook."""
+"""Figures, texts that the fonts have, ticks, the bytes of a picture, and the number of each method's colour. Without
+pyplot, which belongs to the user's program: its backend draws the plots of a notebook."""
 
 from __future__ import annotations
 
 import io
+import itertools
 import warnings
-from collections.abc import Set
+import zlib
+from collections.abc import Iterable, Set
 from contextlib import suppress
 from functools import cache
 from typing import Any, Literal, TypeAlias
+
+from rondo import algorithms
 
 Form: TypeAlias = Literal["png", "svg"]
 """Formats of pictures."""
@@ -120,3 +124,31 @@ def over_rounds(axes: Any) -> None:
     """Name the axis of rounds, whose ticks are whole numbers."""
     axes.set_xlabel("rounds")
     axes.xaxis.get_major_locator().set_params(integer=True)
+
+
+COLOURS = 7
+"""Colours that can be told apart; further numbers have them again, with other dashes."""
+
+
+def styles(labels: Iterable[str]) -> dict[str, int]:
+    """The number of each label, whatever their order. A label begins with its method, which has its place in the table
+    of methods; one whose colour another one has takes the next that is free."""
+    found: dict[str, int] = {}
+    firsts: dict[str, str] = {}
+    ordered = sorted(set(labels), key=lambda label: (_place(label), label))
+    for label in ordered:
+        firsts.setdefault(_method(label), label)
+    for label in dict.fromkeys((*firsts.values(), *ordered)):
+        wanted = itertools.chain([_place(label) % COLOURS], itertools.count())
+        found[label] = next(number for number in wanted if number not in found.values())
+    return found
+
+
+def _method(label: str) -> str:
+    return label.split(" ")[0]
+
+
+def _place(label: str) -> int:
+    name = _method(label)
+    names = list(algorithms.TABLE)
+    return names.index(name) if name in names else len(names) + zlib.crc32(name.encode())

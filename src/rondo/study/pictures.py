@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from rondo.records.curve import Spread
 from rondo.report import drawing
-from rondo.report.styles import styles
+from rondo.report.drawing import styles
 from rondo.study.compare.table import score_name
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

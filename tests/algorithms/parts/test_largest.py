@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rondo.algorithm import UnreadableUpload
-from rondo.algorithms.parts.largest import largest, spread_out
+from rondo.algorithms.wrappers.compressed import largest, spread_out
 
 NUMBERS = st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=200)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rondo.algorithm import UnreadableUpload
-from rondo.algorithms.parts.rounding import BLOCK, Bits, rounded, unrounded
+from rondo.algorithms.wrappers.compressed import BLOCK, Bits, rounded, unrounded
 
 BITS = st.sampled_from((4, 8))
 NUMBERS = st.floats(-1e6, 1e6, width=32)

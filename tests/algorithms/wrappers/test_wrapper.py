@@ -10,12 +10,11 @@ import torch
 
 from rondo import algorithms
 from rondo.algorithm import Client, Fit, FitOptions, Round, Shared, Upload
-from rondo.algorithms.wrappers.local import Local, LocalState, _Beside
-from rondo.algorithms.wrappers.shared_head import SharedHead
+from rondo.algorithms.wrappers.local import Local, LocalState, SharedHead, _Beside
 from rondo.algorithms.wrappers.wrapper import Wrapper
 from rondo.params import Select, add_client_axis, body, everything, head, pick
 from rondo.testing import SgdTrainer
-from rondo.testing.regression import BODY, HEAD, RegressionTestbed
+from rondo.testing.run import BODY, HEAD, RegressionTestbed
 
 ARGUMENTS = {
     "init": 3,

@@ -9,8 +9,7 @@ import torch
 
 from rondo import algorithms
 from rondo.algorithm import HeadPolicy
-from rondo.algorithms.wrappers.local import Local
-from rondo.algorithms.wrappers.shared_head import SharedHead
+from rondo.algorithms.wrappers.local import Local, SharedHead
 from rondo.config import load
 from rondo.errors import ConfigError
 from rondo.params import Select, buffer, head

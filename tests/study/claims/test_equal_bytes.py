@@ -18,7 +18,7 @@ from rondo.study.claims.findings import findings
 from rondo.study.claims.trials import Trials
 from rondo.study.runs import Trial, place
 from rondo.study.score import Score
-from rondo.study.tune.chosen import Chosen, Kept, Tried
+from rondo.study.tune.tuning import Chosen, Kept, Tried
 
 
 def test_dearer_method_holds_at_the_end_and_fails_at_equal_bytes(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from made_up_runs import entry, made
 from rondo.study.claims import page
 from rondo.study.claims.entry import Entry
 from rondo.study.claims.findings import Finding, findings
-from rondo.study.tune.chosen import Chosen, Kept
+from rondo.study.tune.tuning import Chosen, Kept
 
 CLAIM: dict[str, Any] = {"claim": "the dear one is ahead", "plus": ["dear"], "minus": ["cheap"], "source": "none"}
 FALLS = {"says": "the cheap one has 2", "plus": ["cheap"], "at_least": 2.0}

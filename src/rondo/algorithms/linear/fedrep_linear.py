@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, Client, Mean, Round, Shared, Trainer, Uploads, Weight
-from rondo.algorithms.parts.least_squares import least_squares
-from rondo.algorithms.parts.orthonormal import leading_rows, orthonormal_rows
+from rondo.algorithms.parts.least_squares import leading_rows, least_squares, orthonormal_rows
 from rondo.errors import ConfigError
 from rondo.params import Params, body, head, pick
 from rondo.traits import Traits

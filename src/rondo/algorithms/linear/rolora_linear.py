@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from rondo.algorithm import Algorithm, Mean, Round, ServerState, Shared, Trainer, Uploads, Weight
-from rondo.algorithms.parts.least_squares import least_squares
-from rondo.algorithms.parts.orthonormal import orthonormal_rows
+from rondo.algorithms.parts.least_squares import least_squares, orthonormal_rows
 from rondo.params import Params, down, pick, up
 from rondo.traits import Traits
 

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import final
 
 from rondo.algorithm import Algorithm, Client, ServerState, Shared, Trainer, Uploads
-from rondo.algorithms.parts.proximal import pulled
-from rondo.algorithms.parts.training import TRAINED, trained_uploads
+from rondo.algorithms.parts.training import TRAINED, pulled, trained_uploads
 from rondo.params import Params, buffer, pick
 from rondo.traits import Traits
 

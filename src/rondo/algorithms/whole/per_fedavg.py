@@ -6,8 +6,7 @@ from typing import Literal, final, get_args
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, Loss, ServerState, Shared, Trainer, Uploads
-from rondo.algorithms.parts.gradient import gradient, mean_gradient
-from rondo.algorithms.parts.training import TRAINED
+from rondo.algorithms.parts.training import TRAINED, gradient, mean_gradient
 from rondo.params import Params, buffer, inner, pick
 from rondo.traits import Traits
 

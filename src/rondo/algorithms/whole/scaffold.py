@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, Client, Fit, Loss, Mean, Round, ServerState, Shared, Trainer, Uploads, Weight
-from rondo.algorithms.parts.gradient import mean_gradient
-from rondo.algorithms.parts.training import TRAINED
+from rondo.algorithms.parts.training import TRAINED, mean_gradient
 from rondo.params import (
     AUXILIARY_PREFIX,
     Params,

@@ -4,28 +4,92 @@ The change of an upload is packed: its difference from the upload of a client th
 knows. The server unpacks it in ``expand``, so whatever it does with uploads it does with unpacked ones. Broadcasts are
 not compressed. Integers and statistics (batch normalisation) travel as they are.
 
+Rounding is stochastic, so that its mean is the tensor. Numbers of a block share a scale, their largest magnitude. With
+L = 127 or 7 levels on each side of zero and u uniform in [0, 1), a number x becomes ``floor(x L / scale + u)``.
+Source: Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, NeurIPS 2017.
+
 With the largest numbers alone, a client holds the rest back and adds it to its next upload (error feedback). It keeps
 these numbers as it keeps tensors of its own, and they count only if the round does.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, final
+from typing import Any, Literal, Protocol, final
 
 import torch
 from torch import Tensor
 
 from rondo.algorithm import Client, Mean, Round, Shared, Trainer, Upload, Uploads, Weight
 from rondo.algorithms.compatible import Option, refused
-from rondo.algorithms.parts.largest import largest, spread_out
-from rondo.algorithms.parts.rounding import Bits, rounded, unrounded
 from rondo.algorithms.trial import trial_upload
 from rondo.algorithms.wrappers.wrapper import Wrapper
+from rondo.messages import UnreadableUpload
 from rondo.params import Params, buffer, client_row, fixed, pick
 from rondo.roles import HELD_PREFIX, PLACES_PREFIX, SCALES_PREFIX
 from rondo.traits import Traits
+
+Bits = Literal[4, 8]
+"""Bits of a number."""
+BLOCK = 256
+"""Numbers that share a scale."""
+
+
+def rounded(values: Tensor, bits: Bits, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """The codes of ``values`` (n,), as uint8 (ceil(n bits / 8),), and the scales of their blocks, as float32
+    (ceil(n / 256),). A code is a level plus L; of two codes of 4 bits in a byte, the first has the lower bits."""
+    count, levels = len(values), _levels(bits)
+    blocks = torch.nn.functional.pad(values.double(), (0, -count % BLOCK)).view(-1, BLOCK)
+    largest = blocks.abs().amax(1)
+    scales = largest.float()
+    # Never below the largest number, which would have no level.
+    scales = torch.where(scales.double() < largest, scales.nextafter(torch.tensor(math.inf)), scales)
+    step = (scales.double() / levels).unsqueeze(1)
+    draws = torch.rand(blocks.shape, generator=generator, dtype=torch.float64)
+    level = (torch.where(step > 0, blocks / step, 0.0) + draws).floor().clamp(-levels, levels)
+    codes = (level + levels).to(torch.uint8).flatten()[:count]
+    if bits == 4:
+        pairs = torch.nn.functional.pad(codes, (0, count % 2)).view(-1, 2)
+        codes = pairs[:, 0] | (pairs[:, 1] << 4)
+    return codes, scales
+
+
+def unrounded(name: str, codes: Tensor, scales: Tensor, count: int, bits: Bits) -> Tensor:
+    """The ``count`` numbers in ``codes`` and ``scales``, in float64 (count,). Raises :class:`UnreadableUpload` for what
+    :func:`rounded` does not write; ``name`` names the tensor there."""
+    levels = _levels(bits)
+    if not (scales.isfinite().all() and (scales >= 0).all()):
+        raise UnreadableUpload("bad_scale", f"{name}: scales must be finite and not negative")
+    if bits == 4:
+        codes = torch.stack([codes & 15, codes >> 4], 1).flatten()
+    if (codes > 2 * levels).any() or codes[count:].any():
+        raise UnreadableUpload("bad_code", f"{name}: codes of {bits} bits lie between 0 and {2 * levels}")
+    steps = (scales.double() / levels).repeat_interleave(BLOCK)[:count]
+    return (codes[:count].double() - levels) * steps
+
+
+def _levels(bits: Bits) -> int:
+    return 127 if bits == 8 else 7
+
+
+def largest(values: Tensor, keep: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The ``ceil(keep n)`` numbers of largest magnitude among ``values`` (n,), in ``dtype``, and their places, in
+    ascending order. Of equal magnitudes the first counts. Places are int16 where they fit, else int32."""
+    count = math.ceil(keep * len(values))
+    places = values.abs().sort(descending=True, stable=True).indices[:count].sort().values
+    kind = torch.int16 if len(values) <= 2**15 else torch.int32
+    return values[places].to(dtype), places.to(kind)
+
+
+def spread_out(name: str, values: Tensor, places: Tensor, count: int) -> Tensor:
+    """``count`` numbers in float64: ``values`` at their ``places``, and zeros. Raises :class:`UnreadableUpload` unless
+    the places are in ascending order, without repetition, and within ``count``; ``name`` names the tensor there."""
+    wide = places.long()
+    if len(wide) and (wide[0] < 0 or wide[-1] >= count or (wide.diff() <= 0).any()):
+        raise UnreadableUpload("bad_places", f"{name}: places must ascend and lie between 0 and {count - 1}")
+    return torch.zeros(count, dtype=torch.float64).index_copy(0, wide, values.double())
 
 
 class Packing(Protocol):

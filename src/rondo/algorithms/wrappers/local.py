@@ -1,4 +1,5 @@
-"""Tensors that stay with their client, around any algorithm: a local head, local statistics, or both.
+"""Tensors that stay with their client, around any algorithm: a local head, local statistics, or both; and the head
+shared, around a method that keeps it with its clients by its own code.
 
 Each client keeps tensors of its own, trains them in every ``fit`` beside whatever the algorithm trains, and never
 uploads them. New clients start from the common initial ones. The wrapped algorithm never sees them. A second ``fit``
@@ -164,3 +165,19 @@ class _Beside(Trainer):
 def _same(params: Params, others: Params) -> bool:
     """Whether both hold the same tensors, not merely equal ones."""
     return params.keys() == others.keys() and all(t is others[n] for n, t in params.items())
+
+
+@final
+@dataclass(frozen=True)
+class SharedHead(Wrapper[Any]):
+    """``algorithm`` whose clients hold no head, so that it trains and sends the head as any other tensor
+    (:attr:`rondo.traits.Traits.keeps`). A method that keeps nothing else is no longer personal."""
+
+    @property
+    def traits(self) -> Traits:  # type: ignore[override]
+        inner = self.algorithm.traits
+        keeps = inner.keeps & ~head
+        return replace(inner, keeps=keeps, personal=inner.personal and bool(keeps.roles))
+
+    def local_init(self, shared: Shared, client: Client) -> Params:
+        return pick(self.algorithm.local_init(shared, client), ~head)

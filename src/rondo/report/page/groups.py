@@ -10,8 +10,8 @@ from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
 from rondo.records.recorded import Recorded
+from rondo.report.drawing import styles
 from rondo.report.page.markup import flat
-from rondo.report.styles import styles
 
 _BESIDE = ("seed", "simulation.engine", "simulation.workers")
 """Keys that no group differs by: the seed, and where clients train, which changes no bit."""

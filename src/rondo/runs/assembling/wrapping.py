@@ -10,11 +10,10 @@ from rondo.algorithm import Algorithm, HeadPolicy
 from rondo.algorithms.compatible import Option, refused
 from rondo.algorithms.table import RULES
 from rondo.algorithms.wrappers.compressed import Compressed, Packing, Rounding, TopK
-from rondo.algorithms.wrappers.local import Local
+from rondo.algorithms.wrappers.local import Local, SharedHead
 from rondo.algorithms.wrappers.principal_start import PrincipalStart
 from rondo.algorithms.wrappers.robust import MEANS, Robust
 from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS, ServerOptimizer, ServerStep
-from rondo.algorithms.wrappers.shared_head import SharedHead
 from rondo.config.checks import data_source
 from rondo.config.inputs import LINEAR
 from rondo.config.schema import RunConfig, ServerConfig

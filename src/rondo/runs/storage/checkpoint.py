@@ -192,7 +192,8 @@ class _File(NamedTuple):
 
 class Kept(MutableMapping[str, Params]):
     """Tensors that clients keep, by client id, in the folder ``clients``. ``rounds``: as of so many rounds; None: the
-    newest.
+    newest. There is one file per client and round in which they changed. Its name has the SHA-256 of its content, so a
+    digest over the names covers the contents too.
 
     Files are read on demand, and tensors that are set stay in memory only until they are written, so memory does not
     grow with the number of clients. Reading raises :class:`~rondo.records.durable.Damaged` if a file is not as it

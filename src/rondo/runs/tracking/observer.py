@@ -1,7 +1,8 @@
 """Trackers that follow a run in one thread, behind one bounded queue.
 
 The queue has the number of committed rounds, and the rounds themselves are in the run directory. So a number that finds
-no room costs nothing, and a round that could not be told is told with the next one.
+no room costs nothing, and a round that could not be told is told with the next one. Trackers take it as numbers by
+name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The interface of a tracker, and the trackers by name. Imports no torch."""
+"""The trackers by name, each with one interface. Imports no torch, and no tracker's package before it begins."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ _PARAMETERS, _LENGTH = 100, 500
 
 
 class MLflow:
-    """A round is one batch, which is stored whole or not at all. The server says which rounds it has."""
+    """A server, by ``MLFLOW_TRACKING_URI``; without one, the database ``mlflow.db`` beside the run directory.
+
+    A round is one batch, which is stored whole or not at all. The server says which rounds it has."""
 
     def begin(self, about: About) -> int:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -120,7 +122,9 @@ class MLflow:
 
 
 class TensorBoard:
-    """Events cannot be taken back, so a run that goes on gets its file anew, from the first round."""
+    """A file of events in the run directory, ``tensorboard/``. It needs no torch and no TensorFlow.
+
+    Events cannot be taken back, so a run that goes on gets its file anew, from the first round."""
 
     def begin(self, about: About) -> int:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -148,7 +152,7 @@ _ELSEWHERE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_WEBHOOK_URL")
 
 
 class _LikeWandb:
-    """A run of a module with ``init``, ``log`` and ``finish``."""
+    """A run of a module with ``init``, ``log`` and ``finish``. Without a login nothing leaves the machine."""
 
     _run: Any
 

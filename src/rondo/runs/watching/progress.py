@@ -1,4 +1,4 @@
-"""Progress of a run for people: bars in a terminal and a notebook, else a line per round."""
+"""Progress of a run: bars in a terminal and a notebook, else a line per round; in a program, lines to a logger."""
 
 from __future__ import annotations
 
@@ -265,7 +265,12 @@ class Logged(Quiet):
 
 @contextmanager
 def logged(rounds: int, name: str | None = None) -> Iterator[Observer]:
-    """Log the progress of a run of ``rounds`` rounds."""
+    """Log the progress of a run of ``rounds`` rounds, to the standard logger ``rondo``.
+
+    A program that has set up logging hears it at its level INFO. In one that has not, it goes to standard error while a
+    run lasts, since a run of hours that says nothing looks like one that hangs;
+    ``logging.getLogger("rondo").setLevel("WARNING")`` silences it.
+    """
     observer = Logged(rounds, name)
     handler = None if LOGGER.hasHandlers() or LOGGER.level != logging.NOTSET else logging.StreamHandler()
     if handler is not None:

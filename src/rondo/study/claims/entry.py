@@ -22,8 +22,7 @@ from rondo.config.section import Positive, Section
 from rondo.errors import ConfigError, headed
 from rondo.study.claims.product import spread
 from rondo.study.score import Score
-from rondo.study.tune.chosen import digest
-from rondo.study.tune.tuning import Seeds, Tuning, merge, nested
+from rondo.study.tune.tuning import Seeds, Tuning, digest, merge, nested
 
 _Arms = Annotated[list[str], Field(min_length=1)]
 _Untested = Annotated[str, Field(pattern=r"^(|(budget|condition|setting): .+)$")]
