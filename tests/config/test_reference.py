@@ -5,18 +5,54 @@ After a change of the schema, ``PYTHONPATH=src:tests python tests/config/test_re
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from rondo import algorithms
-from rondo.config.reference import markdown, sections, text
+from rondo.config import reference
+from rondo.config.reference import sections, text
 from rondo.config.schema import FileConfig
 from rondo.errors import ConfigError
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 MARK = "<!-- The rest of this page is made of the schema: see tests/config/test_reference.py. -->\n"
+
+
+_LONG = 30
+"""The most characters of a key's values that a row of the page repeats from the row above."""
+
+
+def markdown() -> str:
+    """The reference as a page's last part: one table per section, and one of the methods' fields."""
+    lines, of_methods = list[str](), {key.path for key in reference._algorithm_fields()}
+    for section in sections():
+        title = f"`[{section.name}]`" if section.name else "The run"
+        lines += ["", f"## {title}", "", *textwrap.wrap(section.meaning, 120), ""]
+        lines += ["| key | values (default) | meaning |", "|---|---|---|"]
+        above = ""
+        for key in section.keys:
+            if key.path not in of_methods:
+                values = "as above" if key.values == above and len(above) > _LONG else key.values
+                default = f" (`{key.default}`)" if key.default else ""
+                lines.append(f"| `{key.name}` | {values}{default} | {key.meaning} |")
+                above = key.values
+        if section.name == "algorithm":
+            lines += ["", "| method | its keys: `rondo show METHOD` explains them |", "|---|---|", *_rows_of_methods()]
+    return "\n".join(lines) + "\n"
+
+
+def _rows_of_methods() -> list[str]:
+    """A row for the methods with the same fields."""
+    methods: dict[str, list[str]] = {}
+    for method, entry in algorithms.TABLE.items():
+        fields = [
+            f"`{name}` ({reference._values(TypeAdapter(kind).json_schema())})" for name, kind in entry.fields.items()
+        ]
+        methods.setdefault(", ".join(fields), []).append(f"`{method}`")
+    return [f"| {', '.join(users)} | {fields} |" for fields, users in methods.items() if fields]
 
 
 def schema_paths() -> set[str]:

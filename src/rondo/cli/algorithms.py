@@ -11,6 +11,7 @@ import typer
 
 from rondo.cli.app import keys, methods, shown
 from rondo.cli.process import FAILED, user_errors
+from rondo.errors import ConfigError
 
 _COLUMNS = (
     "name",
@@ -42,8 +43,6 @@ def list_(
     for given, argument in ((bool(names), "NAMES"), (as_json, "--json")):
         if given:
             with user_errors():
-                from rondo.errors import ConfigError
-
                 raise ConfigError.at(argument, "it goes with --compat: add that, or remove it", "rondo")
     from rich.console import Console
     from rich.table import Table
@@ -110,8 +109,6 @@ def _compatible(names: list[str] | None, as_json: bool) -> None:
 
 def _made(name: str) -> Any:
     """An algorithm of one's own, with its defaults."""
-    from rondo.errors import ConfigError
-
     try:
         return _algorithm_class(name)()
     except TypeError as error:
@@ -135,8 +132,6 @@ def show(
             print(reference.text(key))
             return
         if key is not None:
-            from rondo.errors import ConfigError
-
             raise ConfigError.at("KEY", "only config takes a key; remove it", "rondo")
         import inspect
 
@@ -166,7 +161,6 @@ _START = (
 
 def _algorithm_class(name: str) -> Any:
     from rondo import algorithms
-    from rondo.errors import ConfigError
 
     try:
         return algorithms.load(name)

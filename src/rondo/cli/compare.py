@@ -14,6 +14,7 @@ import typer
 
 from rondo.cli.app import Against, Device, Processes, listed_methods, settings
 from rondo.cli.process import FAILED, quiet_libraries, repeated, stoppable, user_errors
+from rondo.errors import ConfigError, visible
 
 Columns = Annotated[
     str | None, typer.Option(help="of the table, with commas: test,difference,p,bytes_up; default: all")
@@ -77,7 +78,6 @@ def compare(
 
 def _named(algorithms: str | None, every: bool) -> tuple[str, ...]:
     from rondo import algorithms as table
-    from rondo.errors import ConfigError
 
     if every and algorithms is not None:
         raise ConfigError.at("--all", "names are given too; leave out one of the two", "rondo compare")
@@ -91,8 +91,6 @@ def listed(names: str | None) -> tuple[str, ...]:
 
 def numbers(seeds: str | None, source: str = "rondo compare") -> list[int]:
     """The seeds in a text with commas between. Raises :class:`rondo.ConfigError`, headed by ``source``."""
-    from rondo.errors import ConfigError
-
     try:
         return [int(text) for text in seeds.split(",")] if seeds is not None else []
     except ValueError:
@@ -102,13 +100,12 @@ def numbers(seeds: str | None, source: str = "rondo compare") -> list[int]:
 
 def _compared(variants: Any, out: str | None, question: Any, device: str, processes: int) -> Any:
     """Run the comparison with progress bars and a final table."""
-    from rondo.errors import visible
     from rondo.report.terminal import plain_console
     from rondo.runs.watching.progress import progress
     from rondo.study import compare
     from rondo.study.compare.table import comparison_table
 
-    console, told = plain_console(), set[str]()  # all runs have the same rows, so their account is given once
+    told = set[str]()  # all runs have the same rows, so their account is given once
     quiet_libraries()
     print(f"{len(variants)} runs of {' or '.join(str(n) for n in sorted({v.config.rounds for v in variants}))} rounds")
     for line in dict.fromkeys(f"{variant.method} {compare.trained(variant.config)}" for variant in variants):
@@ -141,8 +138,7 @@ def _compared(variants: Any, out: str | None, question: Any, device: str, proces
         print(visible(f"{run['algorithm']}, seed {run['seed']} stopped: {run['reason']}"), file=sys.stderr)
     if comparison.runs:
         print()
-        # Without a terminal, print one line per algorithm, so that grep finds it.
-        (console if console.is_terminal else plain_console(width=200)).print(comparison_table(vars(comparison)))
+        plain_console(width=200).print(comparison_table(vars(comparison)))
         files = [comparison.out / f"comparison.{ending}" for ending in ("json", "csv", "tex", "png", "svg")]
         print("\ncomparison: " + "\n            ".join(map(str, files)))
         if (comparison.out / "varied.png").is_file():

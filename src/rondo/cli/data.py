@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from rondo.cli.app import Sets
-from rondo.cli.process import FAILED, quiet_libraries, user_errors
+from rondo.cli.process import FAILED, quiet_libraries, user_errors, written
 
 
 def data(
@@ -22,7 +22,6 @@ def data(
     or cut. Nothing is trained, and no weights are loaded."""
     with user_errors():
         from rondo.config.load import load
-        from rondo.errors import ConfigError
 
         settings = load(config, sets or [])
         quiet_libraries()
@@ -35,15 +34,12 @@ def data(
         if picture is not None:
             from rondo.report import pictures
 
-            try:
+            with written(picture, "--picture", "rondo data"):
                 picture.write_bytes(pictures.partition(report))
-            except OSError as error:
-                raise ConfigError.at("--picture", f"cannot be written: {error.strerror}", "rondo data") from None
         if as_json:
             print(json.dumps(report, indent=2))
             return
-        console = plain_console()
-        console = console if console.is_terminal else plain_console(width=250)
+        console = plain_console(width=250)
         console.print(clients_table(report))
         if task.padded:
             rows = [e for member in population.members.values() for e in (*member.train, *member.validation)]

@@ -166,8 +166,7 @@ def show(folder: ServerKeys = _SERVER_KEYS) -> None:
 
         roster, certificate = Roster.read(folder / "roster.json"), certificates.read(folder / "server.crt")
         authority = certificates.read(folder / "ca.crt")
-        console = plain_console()
-        console = console if console.is_terminal else plain_console(width=10_000)
+        console = plain_console(width=10_000)
         if console.is_terminal and console.width < _TABLE:
             _list(roster.sites)
         else:

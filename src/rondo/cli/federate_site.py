@@ -14,7 +14,7 @@ import typer
 
 from rondo.cli.app import Device
 from rondo.cli.federate_keys import names, print_fingerprint
-from rondo.cli.process import FAILED, quiet_libraries, stoppable, user_errors
+from rondo.cli.process import FAILED, quiet_libraries, stoppable, user_errors, written
 from rondo.errors import ConfigError, StopRequested, headed, visible
 from rondo.federation.notify import Log
 
@@ -65,10 +65,8 @@ def init(
         text = survey.contract(columns, names(inputs), names(labels), form)
         if to.exists():
             raise ConfigError.at("--to", f"{str(to)!r} exists already; name another file")
-        try:
+        with written(to, "--to"):
             to.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise ConfigError.at("--to", f"{str(to)!r} cannot be written: {error.strerror}") from None
         for column in columns:
             print(visible(f"{column.name}: {column.words}"))
         print(f"\nwrote {to}: read it, and change what should be another")
@@ -211,10 +209,8 @@ def print_offer(offer: Any) -> None:
             visible(term.allowed),
             "" if term.kept else "REFUSED",
         )
-    console = plain_console()
-    console = console if console.is_terminal else plain_console(width=250)
     print(f"\nrun {visible(offer.plan.run)}")
-    console.print(table)
+    plain_console(width=250).print(table)
     if offer.leaving:
         print("\nwhat would leave this site:")
         for line in offer.leaving:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from rondo.cli.process import user_errors
+from rondo.errors import ConfigError
 
 privacy = typer.Typer(help="Plan differential privacy before a run.", no_args_is_help=True)
 
@@ -51,8 +52,6 @@ def plan(
 ) -> None:
     """Noise for an epsilon, or epsilon for a noise, of privacy.unit = "client"; with --numbers, how loud it is."""
     with user_errors():
-        from rondo.errors import ConfigError
-
         _check("rondo privacy plan", epsilon, noise)
         _check_steps("rondo privacy plan", rounds, 1)
         if per_round is not None and per_round > clients:
@@ -107,7 +106,6 @@ def rows(
     with user_errors():
         source = "rondo privacy rows"
         _check(source, epsilon, noise)
-        from rondo.errors import ConfigError
         from rondo.privacy.accounts import accountant
         from rondo.privacy.mechanism.draws import Draws
 
@@ -143,7 +141,6 @@ def rows(
 def _check(source: str, epsilon: float | None, noise: float | None) -> None:
     """Raises :class:`ConfigError` unless one of the two is given, and is a number that protects."""
     from rondo.config.rules.privacy import LEAST_NOISE, too_quiet
-    from rondo.errors import ConfigError
 
     if (epsilon is None) == (noise is None):
         raise ConfigError.at("--epsilon", "give it or --noise, one of the two", source)
@@ -158,8 +155,6 @@ def _check(source: str, epsilon: float | None, noise: float | None) -> None:
 
 def _check_steps(source: str, rounds: int, steps: int) -> None:
     """Raises :class:`ConfigError` for more steps than are counted in seconds."""
-    from rondo.errors import ConfigError
-
     if rounds * steps > _MOST_STEPS:
         message = f"{rounds * steps:,} steps, and no more than {_MOST_STEPS:,} are counted: lower it"
         raise ConfigError.at("--rounds", message, source)
@@ -198,7 +193,6 @@ def _shares(
 ) -> dict[str, Any]:
     """The plan of noise that ``sites`` sites add to each masked sum. Raises :class:`ConfigError` where no noise
     counts."""
-    from rondo.errors import ConfigError
     from rondo.privacy.accounts.accountant import epsilon, noise_for
     from rondo.privacy.masking.integers import epsilon_of_shares
     from rondo.privacy.masking.shares import threshold_of

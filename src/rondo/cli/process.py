@@ -40,6 +40,15 @@ def user_errors() -> Iterator[None]:
         raise typer.Exit(FAILED) from None
 
 
+@contextmanager
+def written(path: str | Path, option: str, command: str = "config") -> Iterator[None]:
+    """Within, an error of the system on writing ``path`` is a fault of ``option``."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError.at(option, f"{str(path)!r} cannot be written: {error.strerror}", command) from None
+
+
 def _is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, MemoryError) or "torch" not in sys.modules:  # torch is not imported for this
         return isinstance(error, MemoryError)

@@ -13,7 +13,7 @@ import typer
 
 from rondo.cli.app import Device, Processes, reproducible
 from rondo.cli.process import USER_ERROR, quiet_libraries, repeated, stoppable, user_errors
-from rondo.errors import headed
+from rondo.errors import ConfigError, headed, visible
 
 if TYPE_CHECKING:
     from rondo.study.claims.trials import Trials
@@ -53,8 +53,6 @@ def reproduce(
 
 
 def _seconds(text: str) -> float:
-    from rondo.errors import ConfigError
-
     try:
         seconds = float(text[:-1]) * _UNITS[text[-1:]]
     except (ValueError, KeyError):
@@ -67,7 +65,6 @@ def _seconds(text: str) -> float:
 def _decide(names: list[str], data: Path, out: Path, pages: Path, device: str, processes: int, end: float) -> None:
     """Decide entries, the cheapest first. Of several, one that cannot be is left out with a line; unless its data are
     not there, the command then ends as for a fault of the input."""
-    from rondo.errors import ConfigError, visible
     from rondo.records import durable
     from rondo.study.claims import entry as entries
     from rondo.study.claims.trials import Trials
@@ -102,7 +99,6 @@ def _decide(names: list[str], data: Path, out: Path, pages: Path, device: str, p
 
 
 def _decide_one(trials: Trials, pages: Path, device: str, processes: int, stop: Any, end: float) -> None:
-    from rondo.errors import visible
     from rondo.study.claims import page
 
     trials.check_done(trials.here(), device, "rondo reproduce")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -10,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from rondo.cli.app import Against, AllowChanged, AllowCode, ClientId, Device, one_of
-from rondo.cli.process import FAILED, quiet_libraries, user_errors
+from rondo.cli.process import FAILED, quiet_libraries, user_errors, written
 from rondo.errors import ConfigError, Problem, headed, visible
 
 Result = Annotated[str, typer.Argument(metavar="RUN_DIR|ADAPTER_DIR")]
@@ -44,12 +47,11 @@ def export(
     allow_changed: AllowChanged = False,
 ) -> None:
     """Write a run's result as a stock PEFT adapter of the rank it needs, or merged into the model."""
-    with user_errors():
+    with user_errors(), headed("rondo export"):
         quiet_libraries()
         allowed = {"allow_code": allow_code, "allow_changed": allow_changed}
         if dtype not in (None, "float32", "bfloat16", "float16"):
-            message = f"{dtype!r} is unknown; use float32, bfloat16 or float16"
-            raise ConfigError.at("--dtype", message, "rondo export")
+            raise ConfigError.at("--dtype", f"{dtype!r} is unknown; use float32, bfloat16 or float16")
         _check_push(push, dry_run=dry_run, yes=yes)
         named = {"base_name": base_name, "dtype": dtype, **allowed}
         if not exported(run_dir, to, client=client, merged=merged, rank=rank, verify=verify, **named):
@@ -60,39 +62,28 @@ def export(
 
 def _check_push(push: str | None, *, dry_run: bool, yes: bool) -> None:
     """Raise :class:`ConfigError`, before anything is written, for a push that cannot be."""
-    import sys
-
-    from rondo.errors import Problem
     from rondo.results.push import check_name, check_token
 
-    command, problems = "rondo export", []
-    if push is not None:
-        with headed(command):
-            check_name(push)
     if push is None:
-        given = {"--dry-run": dry_run, "--yes": yes}
-        problems = [Problem(key, "only --push uses it: remove it") for key, value in given.items() if value]
-    elif not dry_run:
-        with headed(command):
-            check_token()
+        _only_with("--push", push, {"--dry-run": dry_run, "--yes": yes})
+        return
+    check_name(push)
+    if not dry_run:
+        check_token()
         if not yes and not sys.stdin.isatty():
-            problems = [Problem("--push", "nobody can be asked without a terminal: look at --dry-run, then add --yes")]
-    if problems:
-        raise ConfigError(problems, command)
+            raise ConfigError.at("--push", "nobody can be asked without a terminal: look at --dry-run, then add --yes")
 
 
 def _pushed(folder: str, repository: str, *, dry_run: bool, yes: bool) -> bool:
     """Show what would be sent, ask, and send it. False if the user says no."""
-    from rondo.errors import visible
     from rondo.results.push import parcel, send
 
-    with headed("rondo export"):
-        sent = parcel(folder, repository)
-        print("\n".join(map(visible, [f"\n{folder}/README.md:".strip(), *sent.card.splitlines(), "", *sent.lines()])))
-        if dry_run:
-            print("nothing was sent")
-            return True
-        place = send(sent, lambda: yes or typer.confirm(f"send them to {sent.endpoint}?"))
+    sent = parcel(folder, repository)
+    print("\n".join(map(visible, [f"{folder}/README.md:", *sent.card.splitlines(), "", *sent.lines()])))
+    if dry_run:
+        print("nothing was sent")
+        return True
+    place = send(sent, lambda: yes or typer.confirm(f"send them to {sent.endpoint}?"))
     print(f"sent: {place}" if place is not None else "nothing was sent")
     return place is not None
 
@@ -134,9 +125,9 @@ def predict(
     allow_changed: AllowChanged = False,
 ) -> None:
     """Predict a label, a number, entities, an answer, or a language model's response, for every row of a file."""
-    with user_errors():
+    with user_errors(), headed("rondo predict"):
         if to is not None:
-            must_be_new(Path(to), "rondo predict")
+            must_be_new(Path(to))
         quiet_libraries()
         import rondo
 
@@ -145,10 +136,10 @@ def predict(
         if to is None:
             print(_text(predictions, ".jsonl"), end="")
         else:
-            write_rows(Path(to), predictions, "rondo predict")
+            write_rows(Path(to), predictions)
 
 
-def must_be_new(to: Path, command: str) -> None:
+def must_be_new(to: Path) -> None:
     """Raise :class:`ConfigError` if rows cannot be written to ``to``, before any is made."""
     reason = None
     if to.suffix not in (".csv", ".jsonl"):
@@ -158,26 +149,20 @@ def must_be_new(to: Path, command: str) -> None:
     elif not to.absolute().parent.is_dir():
         reason = "is in no folder"
     if reason is not None:
-        raise ConfigError.at("--to", f"{str(to)!r} {reason}; name another file", command)
+        raise ConfigError.at("--to", f"{str(to)!r} {reason}; name another file")
 
 
-def write_rows(to: Path, rows: list[dict[str, Any]], command: str) -> None:
+def write_rows(to: Path, rows: list[dict[str, Any]]) -> None:
     """Write rows to a .csv or .jsonl file. Raises :class:`ConfigError`."""
     from rondo.records import durable
 
-    try:
+    with written(to, "--to"):
         durable.write(to, _text(rows, to.suffix).encode())
-    except OSError as error:
-        raise ConfigError.at("--to", f"{str(to)!r} cannot be written: {error.strerror}", command) from None
     print(f"wrote {to}, {len(rows)} rows")
 
 
 def _text(predictions: list[dict[str, Any]], suffix: str) -> str:
     """Rows as CSV, where a list is JSON in its cell, or as JSON lines. There is at least one."""
-    import csv
-    import io
-    import json
-
     if suffix == ".jsonl":
         return "".join(json.dumps(prediction, ensure_ascii=False) + "\n" for prediction in predictions)
     file = io.StringIO()
@@ -201,7 +186,7 @@ def adapt(
     allow_changed: AllowChanged = False,
 ) -> None:
     """Fit what is personal to a client that took no part in the run; everything shared stays."""
-    with user_errors():
+    with user_errors(), headed("rondo adapt"):
         quiet_libraries()
         import rondo
         from rondo.report.terminal import adapted_table, plain_console
@@ -230,10 +215,7 @@ def _counts(text: str | None) -> list[int]:
         return [] if text is None else [int(part) for part in text.split(",")]
     except ValueError:
         message = f"{text!r} is not a list of numbers: give numbers of rows, for instance 10,50,500"
-        raise ConfigError.at("--shots", message, "rondo adapt") from None
-
-
-_COMMAND = "rondo evaluate"
+        raise ConfigError.at("--shots", message) from None
 
 
 def evaluate(
@@ -262,9 +244,7 @@ def evaluate(
     allow_changed: AllowChanged = False,
 ) -> None:
     """Score a run, or a folder that it handed over, on the run's test set, another file, HumanEval, or by lm-eval."""
-    with user_errors():
-        import json
-
+    with user_errors(), headed("rondo evaluate"):
         given = {"--data": data, "--generate": generate}
         _only_with("--lm-eval", lm_eval, {"--lm-eval-tasks": lm_eval_tasks})
         options = {"--to": to, "--allow-execution": allow_execution}
@@ -272,7 +252,7 @@ def evaluate(
         _not_with("--humaneval", humaneval, given)
         _not_with("--lm-eval", lm_eval, {**given, "--humaneval": humaneval})
         if to is not None:
-            must_be_new(Path(to), _COMMAND)
+            must_be_new(Path(to))
         quiet_libraries()
         import rondo
 
@@ -290,7 +270,7 @@ def evaluate(
             result = evaluate_code(path, how, client=client, device=device, tried=_progress, **allowed)
             completions = result.pop("completions")
             if to is not None:
-                write_rows(Path(to), completions, _COMMAND)
+                write_rows(Path(to), completions)
             print(json.dumps({"humaneval": result}, indent=2))
         else:
             scores = rondo.evaluate(path, data=data, client=client, generate=generate, device=device, **allowed)
@@ -300,13 +280,13 @@ def evaluate(
 def _only_with(option: str, value: str | None, given: dict[str, Any]) -> None:
     problems = [Problem(key, f"only {option} uses it: remove it") for key, v in given.items() if v and value is None]
     if problems:
-        raise ConfigError(problems, _COMMAND)
+        raise ConfigError(problems)
 
 
 def _not_with(option: str, value: str | None, given: dict[str, Any]) -> None:
     problems = [Problem(key, f"{option} has rows of its own: remove one of the two") for key, v in given.items() if v]
     if problems and value is not None:
-        raise ConfigError(problems, _COMMAND)
+        raise ConfigError(problems)
 
 
 def _progress(count: int, of: int) -> None:

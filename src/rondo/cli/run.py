@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from rondo.cli.app import AllowCode, Device, Sets, kinds, one_of, papers
-from rondo.cli.process import FAILED, LogJson, quiet_libraries, shown, user_errors
+from rondo.cli.process import FAILED, LogJson, quiet_libraries, shown, user_errors, written
 from rondo.cli.results import exported
 from rondo.errors import ConfigError, headed
 
@@ -204,10 +204,8 @@ def init(
         for path in files:
             if path.exists():
                 raise ConfigError.at(str(path), "already exists; name another file", "rondo init")
-        try:
+        with written(file, file, "rondo init"):
             for path, content in files.items():
                 path.write_text(content, encoding="utf-8")
-        except OSError as error:
-            raise ConfigError.at(file, f"cannot be written: {error.strerror}", "rondo init") from None
         made_up = "" if rows is None else f", and made-up rows in {rows_file}"
         print(f"wrote {file}{made_up}; run it with: rondo run {shlex.quote(file)}")

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from rondo.cli.app import Device, Processes, entries, listed_methods, settings
-from rondo.cli.process import quiet_libraries, repeated, stoppable, user_errors
-from rondo.errors import headed
+from rondo.cli.process import quiet_libraries, repeated, stoppable, user_errors, written
+from rondo.errors import ConfigError, Problem, headed, visible
 
 _SOURCE = "rondo tune"
 
@@ -88,8 +88,6 @@ def _entry(target: str) -> Any:
 
 
 def _check_unused(options: Mapping[str, Any]) -> None:
-    from rondo.errors import ConfigError, Problem
-
     message = "an entry has its own, in [arms] and [tuning], and keeps its values beside its runs: leave it out"
     if problems := [Problem(option, message) for option, value in options.items() if value is not None]:
         raise ConfigError(problems, _SOURCE)
@@ -97,8 +95,6 @@ def _check_unused(options: Mapping[str, Any]) -> None:
 
 def _new_file(path: Path | None) -> Path:
     """The file ``--to``, which must be none yet."""
-    from rondo.errors import ConfigError
-
     if path is None:
         raise ConfigError.at("--to", "is missing: name the file to write", _SOURCE)
     if path.exists():
@@ -109,7 +105,6 @@ def _new_file(path: Path | None) -> Path:
 
 
 def _tune_entry(target: str, entry: Any, data: Path, out: Path, device: str, processes: int) -> None:
-    from rondo.errors import ConfigError
     from rondo.study.claims.trials import Trials
 
     if entry.tuning is None:
@@ -124,8 +119,6 @@ def _tune_entry(target: str, entry: Any, data: Path, out: Path, device: str, pro
 def _searched(work: Any, device: str, processes: int) -> Any:
     """Make the trials that are missing; return the point of each arm. Raises :class:`rondo.ConfigError` for an arm of
     which no trial came to its end."""
-    from rondo.errors import ConfigError, Problem, visible
-
     quiet_libraries()
     work.check_done(work.here(), device, _SOURCE)
     with stoppable(repeated) as stop:
@@ -143,19 +136,14 @@ def _searched(work: Any, device: str, processes: int) -> Any:
 
 
 def _write(file: Path, content: bytes) -> None:
-    from rondo.errors import ConfigError
     from rondo.records import durable
 
-    try:
+    with written(file, str(file), _SOURCE):
         durable.write(file, content)
-    except OSError as error:
-        raise ConfigError.at(str(file), f"cannot be written: {error.strerror}", _SOURCE) from None
 
 
 def _report(chosen: Mapping[str, Any], tuning: Any, file: Path) -> None:
     """Print the chosen values, and which of them lie at an edge of the grid."""
-    from rondo.errors import visible
-
     for arm, of_arm in chosen.items():
         values = ", ".join(f"{key} = {value}" for key, value in of_arm.values.items())
         print(visible(f"{arm}: {values}; scores {_listed(of_arm.tried[0].scores)}; {of_arm.trials} trials"))

@@ -1,5 +1,5 @@
-"""The reference of every configuration key, made of the schema: for docs/configuration.md, ``rondo show config``, and
-as a JSON schema for editors. Imports no torch."""
+"""The reference of every configuration key, made of the schema: for ``rondo show config``, docs/configuration.md
+(``tests/config/test_reference.py`` writes it), and as a JSON schema for editors. Imports no torch."""
 
 from __future__ import annotations
 
@@ -98,38 +98,6 @@ def _values(schema: Mapping[str, Any], plural: str = "") -> str:
         return f"table{plural}" if inner is True else f"table{plural} of {_values(inner, 's')}"
     bounds = " and ".join(f"{sign} {schema[name]:g}" for name, sign in _BOUNDS if name in schema)
     return f"{_WORDS[schema['type']]}{plural} {bounds}".rstrip()
-
-
-_LONG = 30
-"""The most characters of a key's values that a row of the page repeats from the row above."""
-
-
-def markdown() -> str:
-    """The reference as a page's last part: one table per section, and one of the methods' fields."""
-    lines, of_methods = list[str](), {key.path for key in _algorithm_fields()}
-    for section in sections():
-        title = f"`[{section.name}]`" if section.name else "The run"
-        lines += ["", f"## {title}", "", *textwrap.wrap(section.meaning, 120), ""]
-        lines += ["| key | values (default) | meaning |", "|---|---|---|"]
-        above = ""
-        for key in section.keys:
-            if key.path not in of_methods:
-                values = "as above" if key.values == above and len(above) > _LONG else key.values
-                default = f" (`{key.default}`)" if key.default else ""
-                lines.append(f"| `{key.name}` | {values}{default} | {key.meaning} |")
-                above = key.values
-        if section.name == "algorithm":
-            lines += ["", "| method | its keys: `rondo show METHOD` explains them |", "|---|---|", *_rows_of_methods()]
-    return "\n".join(lines) + "\n"
-
-
-def _rows_of_methods() -> list[str]:
-    """A row for the methods with the same fields."""
-    methods: dict[str, list[str]] = {}
-    for method, entry in algorithms.TABLE.items():
-        fields = [f"`{name}` ({_values(TypeAdapter(kind).json_schema())})" for name, kind in entry.fields.items()]
-        methods.setdefault(", ".join(fields), []).append(f"`{method}`")
-    return [f"| {', '.join(users)} | {fields} |" for fields, users in methods.items() if fields]
 
 
 def text(path: str | None = None, width: int = 100) -> str:

@@ -12,9 +12,13 @@ from rondo.records.recorded import WITHHELD, promise, said
 from rondo.report.table import Table
 
 
-def plain_console(**options: Any) -> Console:
-    """A console that prints text as it is, since names in it may look like markup."""
-    return Console(markup=False, emoji=False, highlight=False, **options)
+def plain_console(width: int | None = None) -> Console:
+    """A console that prints text as it is, since names in it may look like markup. Without a terminal it has ``width``
+    characters, for one line per row, so that grep finds it."""
+    console = Console(markup=False, emoji=False, highlight=False)
+    if width is not None and not console.is_terminal:
+        console.width = width
+    return console
 
 
 def human_bytes(count: float) -> str:
