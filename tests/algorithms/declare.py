@@ -1,4 +1,4 @@
-"""Writes rondo/algorithms/declared.py: the traits and hyperparameters of every method's class, read without torch.
+"""Writes rondo/algorithms/declared.json: the traits and hyperparameters of every method's class, read without torch.
 
 Run it after a change to a method's traits, fields or to the table: python tests/algorithms/declare.py
 """
@@ -6,10 +6,9 @@ Run it after a change to a method's traits, fields or to the table: python tests
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
+import json
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from rondo import algorithms, roles
 from rondo.algorithm import Algorithm, Round, plain, unbounded
@@ -18,21 +17,7 @@ from rondo.roles import Select
 from rondo.testing import TwoLayers
 from rondo.traits import Traits
 
-FILE = Path(algorithms.__file__).with_name("declared.py")
-
-HEADER = '''"""The traits and hyperparameters that the methods' classes declare, by class. Imports no torch.
-
-Written by ``python tests/algorithms/declare.py`` from the classes; a test says when it is out of date.
-"""
-
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any, Literal
-
-from rondo.roles import everything, head
-from rondo.traits import Traits
-'''
+FILE = Path(algorithms.__file__).with_name("declared.json")
 
 
 def fields(cls: type[Algorithm[Any]]) -> dict[str, Any]:
@@ -47,15 +32,14 @@ def _selection(select: Select) -> str:
     return names.get(select) or f"~{names[~select]}"
 
 
-def _traits(traits: Traits) -> str:
+def _traits(traits: Traits) -> dict[str, Any]:
     values = {f.name: getattr(traits, f.name) for f in dataclasses.fields(traits)}
     told = {f.name: values[f.name] for f in dataclasses.fields(traits) if values[f.name] != f.default}
-    words = {n: _selection(v) if isinstance(v, Select) else repr(v) for n, v in told.items()}
-    return f"Traits({', '.join(f'{n}={word}' for n, word in words.items())})"
+    return {n: _selection(v) if isinstance(v, Select) else v for n, v in told.items()}
 
 
-def _type(hint: Any) -> str:
-    return hint.__name__ if isinstance(hint, type) else repr(hint).removeprefix("typing.")
+def _type(hint: Any) -> str | list[str]:
+    return hint.__name__ if isinstance(hint, type) else list(get_args(hint))
 
 
 def trains_plainly(algorithm: Algorithm[Any]) -> bool:
@@ -72,23 +56,19 @@ def trains_plainly(algorithm: Algorithm[Any]) -> bool:
 
 
 def text() -> str:
-    """The file, before it is formatted."""
-    traits, single, plainless, hyperparameters = "", "", "", ""
+    """The file, a line per class."""
+    lines = []
     for name, entry in algorithms.TABLE.items():
         algorithm = algorithms.get(name)
-        traits += f"{entry.cls!r}: {_traits(algorithm.traits)},\n"
-        single += f"{entry.cls!r},\n" * (not algorithm.linear)
-        plainless += f"{entry.cls!r},\n" * (not trains_plainly(algorithm))
-        if types := fields(type(algorithm)):
-            hyperparameters += f"{entry.cls!r}: {{{', '.join(f'{n!r}: {_type(t)}' for n, t in types.items())}}},\n"
-    return (
-        f"{HEADER}\nTRAITS: Mapping[str, Traits] = {{{traits}}}\n"
-        f'\nNOT_LINEAR = frozenset({{{single}}})\n"""Their servers work on single uploads."""\n'
-        f'\nNOT_PLAIN = frozenset({{{plainless}}})\n"""Their clients minimise more than the plain loss."""\n'
-        f"\nFIELDS: Mapping[str, Mapping[str, Any]] = {{{hyperparameters}}}\n"
-    )
+        told = {
+            "traits": _traits(algorithm.traits),
+            "linear": algorithm.linear,
+            "plain_loss": trains_plainly(algorithm),
+            "fields": {key: _type(hint) for key, hint in fields(type(algorithm)).items()},
+        }
+        lines.append(f"  {json.dumps(entry.cls)}: {json.dumps(told)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 if __name__ == "__main__":
     FILE.write_text(text(), encoding="utf-8")
-    subprocess.run([sys.executable, "-m", "ruff", "format", str(FILE)], check=True)

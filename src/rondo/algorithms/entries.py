@@ -1,18 +1,53 @@
 """The facts about a method that are known without importing it. Imports no torch.
 
-Those that only a person can tell are in ``entries.py`` beside the methods, those that their classes declare in
-:mod:`rondo.algorithms.declared`.
+Those that only a person can tell are in ``entries.py`` beside the methods. Those that their classes declare are in
+``declared.json``, which ``python tests/algorithms/declare.py`` writes.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal
 
-from rondo.algorithms.declared import FIELDS, NOT_LINEAR, NOT_PLAIN, TRAITS
 from rondo.algorithms.formulas import Numbers, Whole
+from rondo.roles import everything, head
 from rondo.traits import Traits
+
+_SELECTIONS = {"head": head, "~head": ~head, "everything": everything}
+_TYPES = {"bool": bool, "int": int, "float": float}
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What a method's class declares, with its default fields.
+
+    ``linear``: as :attr:`rondo.algorithm.Algorithm.linear`.
+    ``plain_loss``: whether all local training is on the plain loss (:func:`rondo.algorithm.plain`).
+    ``fields``: hyperparameters, name and type.
+    """
+
+    traits: Traits
+    linear: bool
+    plain_loss: bool
+    fields: Mapping[str, Any]
+
+
+@cache
+def declared() -> Mapping[str, Declared]:
+    """That of every class of the table. Of a hyperparameter, a list has its values."""
+    content = json.loads((files("rondo.algorithms") / "declared.json").read_text(encoding="utf-8"))
+    by_class: dict[str, Declared] = {}
+    for cls, told in content.items():
+        traits: dict[str, Any] = {
+            name: _SELECTIONS[value] if name == "keeps" else value for name, value in told["traits"].items()
+        }
+        fields = {n: _TYPES[t] if isinstance(t, str) else Literal[tuple(t)] for n, t in told["fields"].items()}
+        by_class[cls] = Declared(Traits(**traits), told["linear"], told["plain_loss"], fields)
+    return by_class
 
 
 @dataclass(frozen=True)
@@ -52,22 +87,22 @@ class Entry:
     @property
     def traits(self) -> Traits:
         """The traits that the class has with its default fields."""
-        return TRAITS[self.cls]
+        return declared()[self.cls].traits
 
     @property
     def linear(self) -> bool:
         """Whether the class is linear with its default fields (:attr:`rondo.algorithm.Algorithm.linear`)."""
-        return self.cls not in NOT_LINEAR
+        return declared()[self.cls].linear
 
     @property
     def plain_loss(self) -> bool:
         """Whether all local training of the class is on the plain loss (:func:`rondo.algorithm.plain`)."""
-        return self.cls not in NOT_PLAIN
+        return declared()[self.cls].plain_loss
 
     @property
     def fields(self) -> Mapping[str, Any]:
         """Hyperparameters: name and type."""
-        return FIELDS.get(self.cls, {})
+        return declared()[self.cls].fields
 
     @property
     def flags(self) -> tuple[str, str, str]:
