@@ -12,7 +12,7 @@ HOUSE = ROOT / "src" / "rondo"
 
 LINES, OF_FUNCTION, ENTRIES, ROOMS = 400, 50, 14, 27
 """Most lines of a file, lines of a function without its docstring, entries of a folder, and entries of the root."""
-FILES = {"algorithm.py": 436, "lowrank.py": 410}
+FILES = {"algorithm.py": 411, "lowrank.py": 410}
 """Longer files: the contract, and its algebra."""
 FUNCTIONS = {
     "cli/results.py evaluate": 58,  # most of it are options, as of the next two

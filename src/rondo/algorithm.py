@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from torch import Tensor
@@ -22,6 +22,7 @@ from torch import Tensor
 from rondo.lowrank import GrowingSum, LowRank
 from rondo.messages import (
     Client,
+    ClientFailed,
     Mean,
     Round,
     Shared,
@@ -148,23 +149,6 @@ def unbounded(params: Params) -> Params:
     {}
     """
     return {}
-
-
-class ClientFailed(Exception):
-    """A client cannot finish its part of the round. It uploads nothing and the round goes on.
-
-    ``client``: the client's id.
-    ``reason``: a short code (``nonfinite_loss``, ``no_targets``, ``out_of_memory``).
-    ``detail``: the circumstances, in words.
-
-    >>> from rondo.algorithm import ClientFailed
-    >>> print(ClientFailed("st-anna", "nonfinite_loss", "step 3"))
-    client st-anna: nonfinite_loss (step 3)
-    """
-
-    def __init__(self, client: str, reason: str, detail: str) -> None:
-        super().__init__(f"client {client}: {reason} ({detail})")
-        self.client, self.reason, self.detail = client, reason, detail
 
 
 @dataclass(frozen=True)
@@ -323,9 +307,6 @@ class HasParams(Protocol):
 
 S = TypeVar("S", bound=HasParams)
 
-_BEFORE_TRAITS = (*(f.name for f in fields(Traits) if f.name != "weighting"), "equal_weights")
-"""Names under which classes declared their traits one by one, before :class:`Traits` held them."""
-
 
 class Algorithm(ABC, Generic[S]):
     """A federated algorithm. Every subclass is final: a frozen dataclass whose fields are its hyperparameters.
@@ -350,13 +331,6 @@ class Algorithm(ABC, Generic[S]):
 
     traits: ClassVar[Traits]
     """The algorithm's properties. Declare them in the class: ``traits = Traits(exact=False)``."""
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        old = [name for name in _BEFORE_TRAITS if name in vars(cls)]
-        if old:
-            traits = ", ".join('weighting="equal"' if name == "equal_weights" else f"{name}=..." for name in old)
-            raise TypeError(f"{cls.__name__} declares {', '.join(old)} by itself: write traits = Traits({traits})")
 
     @property
     def linear(self) -> bool:
@@ -383,8 +357,9 @@ class Algorithm(ABC, Generic[S]):
         return None
 
     def broadcast(self, state: S, client: Client, round: Round) -> Shared:
-        """Everything ``client`` must know this round. The transport sends only the part that the client lacks."""
-        return Shared(state.params)
+        """Everything ``client`` must know this round. The transport sends only the part that the client lacks. Default:
+        the state's ``params``, and the base's change of a :class:`BaseState`."""
+        return Shared(state.params, state.base) if isinstance(state, BaseState) else Shared(state.params)
 
     def local_init(self, shared: Shared, client: Client) -> Params:
         """A client's own tensors before its first round, or after it lost them; no client axis."""

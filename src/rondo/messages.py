@@ -1,4 +1,4 @@
-"""Clients, rounds, the messages between server and clients, and the weighted mean of uploads."""
+"""Clients and their failures, rounds, the messages between server and clients, and the weighted mean of uploads."""
 
 from __future__ import annotations
 
@@ -29,6 +29,23 @@ class UnreadableUpload(ValueError):
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason, self.detail = reason, detail
+
+
+class ClientFailed(Exception):
+    """A client cannot finish its part of the round. It uploads nothing and the round goes on.
+
+    ``client``: the client's id.
+    ``reason``: a short code (``nonfinite_loss``, ``no_targets``, ``out_of_memory``).
+    ``detail``: the circumstances, in words.
+
+    >>> from rondo.algorithm import ClientFailed
+    >>> print(ClientFailed("st-anna", "nonfinite_loss", "step 3"))
+    client st-anna: nonfinite_loss (step 3)
+    """
+
+    def __init__(self, client: str, reason: str, detail: str) -> None:
+        super().__init__(f"client {client}: {reason} ({detail})")
+        self.client, self.reason, self.detail = client, reason, detail
 
 
 @dataclass(frozen=True)

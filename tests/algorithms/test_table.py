@@ -191,16 +191,6 @@ def test_class_without_traits_is_told_how_to_declare_them() -> None:
         algorithms.load(f"{__name__}:Undeclared")
 
 
-def test_class_with_flags_of_old_is_told_how_to_declare_traits() -> None:
-    with pytest.raises(TypeError) as caught:
-
-        class Old(Algorithm[Any]):
-            exact, equal_weights = True, True
-
-    wanted = 'write traits = Traits(exact=..., weighting="equal")'
-    assert str(caught.value) == f"Old declares exact, equal_weights by itself: {wanted}"
-
-
 def test_custom_class_is_given_by_its_path() -> None:
     assert algorithms.get("rondo.algorithms.factors.rolora:RoLoRA", alternate_for=0.5) == algorithms.get(
         "rolora", alternate_for=0.5

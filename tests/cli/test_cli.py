@@ -559,13 +559,6 @@ def test_custom_class_that_cannot_be_made_is_named(invoke: Invoke, own: str, nam
     assert fragment in output
 
 
-def test_custom_class_with_flags_of_old_is_told_the_line_to_write(invoke: Invoke, own: str) -> None:
-    Path(f"{own}_of_old.py").write_text(OWN.replace("traits = Traits(exact=False)", "exact = False", 1))
-    code, output = invoke("check", f"{own}_of_old:Good")
-    assert code == 2
-    assert "Good declares exact by itself: write traits = Traits(exact=...)" in " ".join(output.split())
-
-
 def test_module_with_failing_import_is_named(invoke: Invoke, own: str) -> None:
     for name, content in (("syntax", "def ("), ("failing", "1 / 0")):
         Path(f"{own}_{name}.py").write_text(content)

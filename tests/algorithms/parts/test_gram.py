@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from rondo.algorithm import Round
-from rondo.algorithms.parts.gram import GramState, gram_start, gram_view
+from rondo.algorithms.factors.florg import FLoRG
+from rondo.algorithms.parts.gram import GramState, gram_view
 from rondo.engine.wire import serialization
 from rondo.testing import TwoLayers
 
@@ -17,9 +18,8 @@ GRAM_INITS = ["gaussian", "kaiming", "orthogonal"]
 
 
 def start(problem: TwoLayers, params: Any = None, seed: int = 0, **fields: Any) -> GramState:
-    chosen = {"bases": "orthogonal", "gram_init": "gaussian", "gram_std": 0.02, "offset": False, **fields}
     given = problem.params if params is None else params
-    return gram_start(given, problem.weights, Round(0, 1, seed, 3), **chosen)
+    return FLoRG(**fields).init(given, problem.weights, Round(0, 1, seed, 3))
 
 
 @pytest.mark.parametrize("gram_init", GRAM_INITS)

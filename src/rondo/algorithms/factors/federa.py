@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, final, get_args
 
-from rondo.algorithm import Algorithm, BaseState, Client, Round, Shared, Trainer, Upload, Uploads, Weight, weighted_mean
+from rondo.algorithm import Algorithm, BaseState, Round, Shared, Trainer, Upload, Uploads, Weight, weighted_mean
 from rondo.algorithms.parts.principal import principal
 from rondo.algorithms.parts.product_mean import truncated_mean
 from rondo.algorithms.parts.training import trained_uploads
@@ -54,9 +54,6 @@ class FeDeRA(Algorithm[BaseState]):
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> BaseState:
         factors, chunks = principal(params, weights)
         return BaseState.start({**params, **factors}, weights).with_chunks(chunks)
-
-    def broadcast(self, state: BaseState, client: Client, round: Round) -> Shared:
-        return Shared(state.params, state.base)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         return trained_uploads(shared.params, trainer), local

@@ -7,7 +7,6 @@ from typing import final
 from rondo.algorithm import (
     Algorithm,
     BaseState,
-    Client,
     Mean,
     Round,
     Shared,
@@ -82,9 +81,6 @@ class FedExLoRA(Algorithm[BaseState]):
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> BaseState:
         start = BaseState.start(params, weights)
         return SketchedBase(start.params, start.base, start.scale) if self.sketch else start
-
-    def broadcast(self, state: BaseState, client: Client, round: Round) -> Shared:
-        return Shared(state.params, state.base)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         trained = pick(trainer.fit(shared.params, train=TRAINED).params, TRAINED)

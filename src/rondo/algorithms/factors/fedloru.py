@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-from rondo.algorithm import Algorithm, BaseState, Client, Mean, Round, Shared, Trainer, Uploads, Weight
-from rondo.algorithms.parts.accumulation import Restart, accumulated, check_cycle
+from rondo.algorithm import Shared, Trainer, Uploads
+from rondo.algorithms.parts.accumulation import Accumulating
 from rondo.algorithms.parts.training import trained_uploads
 from rondo.params import Params
 from rondo.traits import Traits
@@ -13,7 +12,7 @@ from rondo.traits import Traits
 
 @final
 @dataclass(frozen=True)
-class FedLoRU(Algorithm[BaseState]):
+class FedLoRU(Accumulating):
     """FedIT whose factors are added to the base every ``tau`` rounds, so the whole update's rank grows.
 
     Update (Algorithm 1), with p_k the participants' weights, summing to 1, and t the 0-based round::
@@ -44,20 +43,6 @@ class FedLoRU(Algorithm[BaseState]):
     """
 
     traits = Traits(exact=False, renews_factors=True)
-    tau: int = 10
-    restart: Restart = "random"
-
-    def __post_init__(self) -> None:
-        check_cycle(self.tau, self.restart)
-
-    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> BaseState:
-        return BaseState.start(params, weights)
-
-    def broadcast(self, state: BaseState, client: Client, round: Round) -> Shared:
-        return Shared(state.params, state.base)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         return trained_uploads(shared.params, trainer), local
-
-    def finish(self, state: BaseState, mean: Mean, round: Round) -> BaseState:
-        return accumulated(state, mean, round, self.tau, self.restart)

@@ -1,27 +1,17 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
-from rondo.algorithm import Algorithm, Client, Mean, Round, Shared, Trainer, Uploads, Weight
-from rondo.algorithms.parts.gram import (
-    Bases,
-    GramInit,
-    GramState,
-    aligned,
-    check_fields,
-    gram_sketch,
-    gram_start,
-    gram_view,
-)
+from rondo.algorithm import Mean, Round, Shared, Trainer, Uploads
+from rondo.algorithms.parts.gram import Grams, GramState, aligned, gram_sketch, gram_view
 from rondo.params import Params, gram, pick, whole
 from rondo.traits import Traits
 
 
 @final
 @dataclass(frozen=True)
-class FLoRG(Algorithm[GramState]):
+class FLoRG(Grams):
     """One trained matrix per module; the server averages its Gram matrix and aligns the root of the mean.
 
     Update (eqs. 1, 3, 4, 6, 7, 11), Q a k x k Gram matrix, k = min(in, out)::
@@ -56,27 +46,6 @@ class FLoRG(Algorithm[GramState]):
     """
 
     traits = Traits(exact=False, same_coordinates=False, readable=False)
-    bases: Bases = "orthogonal"
-    gram_init: GramInit = "gaussian"
-    gram_std: float = 0.02
-    offset: bool = False
-
-    def __post_init__(self) -> None:
-        check_fields(self.bases, self.gram_init, self.gram_std)
-
-    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> GramState:
-        return gram_start(
-            params,
-            weights,
-            round,
-            bases=self.bases,
-            gram_init=self.gram_init,
-            gram_std=self.gram_std,
-            offset=self.offset,
-        )
-
-    def broadcast(self, state: GramState, client: Client, round: Round) -> Shared:
-        return Shared(state.params, state.base)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         fit = trainer.fit(shared.params, train=gram | whole, objective=lambda p, loss: loss(gram_view(p)))
@@ -87,6 +56,3 @@ class FLoRG(Algorithm[GramState]):
         new = {n: t.to(state.params[n].dtype) for n, t in pick(mean.params, whole).items()}
         new |= aligned(state.params, pick(mean.params, gram))
         return replace(state, params={**state.params, **new})
-
-    def view(self, shared: Shared, local: Params) -> Params:
-        return gram_view(shared.params)

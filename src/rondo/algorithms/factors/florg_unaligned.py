@@ -1,21 +1,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import final
 
 import torch
 
-from rondo.algorithm import Algorithm, Client, Round, Shared, Trainer, Upload, Uploads, Weight, weighted_mean
-from rondo.algorithms.parts.gram import Bases, GramInit, GramState, check_fields, gram_start, gram_top, gram_view
+from rondo.algorithm import Round, Shared, Trainer, Upload, Uploads, weighted_mean
+from rondo.algorithms.parts.gram import Grams, GramState, gram_top, gram_view
 from rondo.params import Params, gram, pick, whole
 from rondo.traits import Traits
 
 
 @final
 @dataclass(frozen=True)
-class FLoRGUnaligned(Algorithm[GramState]):
+class FLoRGUnaligned(Grams):
     """FLoRG without Procrustes alignment: the root of the mean Gram matrix is used as its eigenvectors give it.
 
     Update (eqs. 1, 3, 4, 6, 7), Q a k x k Gram matrix, k = min(in, out)::
@@ -37,27 +37,6 @@ class FLoRGUnaligned(Algorithm[GramState]):
     """
 
     traits = Traits(exact=False)
-    bases: Bases = "orthogonal"
-    gram_init: GramInit = "gaussian"
-    gram_std: float = 0.02
-    offset: bool = False
-
-    def __post_init__(self) -> None:
-        check_fields(self.bases, self.gram_init, self.gram_std)
-
-    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> GramState:
-        return gram_start(
-            params,
-            weights,
-            round,
-            bases=self.bases,
-            gram_init=self.gram_init,
-            gram_std=self.gram_std,
-            offset=self.offset,
-        )
-
-    def broadcast(self, state: GramState, client: Client, round: Round) -> Shared:
-        return Shared(state.params, state.base)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         fit = trainer.fit(shared.params, train=gram | whole, objective=lambda p, loss: loss(gram_view(p)))
@@ -74,6 +53,3 @@ class FLoRGUnaligned(Algorithm[GramState]):
             stack = torch.cat([math.sqrt(u.weight / mass) * u.params[name].double() for u in received])
             new[name] = gram_top(stack, old.shape[0]).to(old.dtype)
         return replace(state, params={**state.params, **new})
-
-    def view(self, shared: Shared, local: Params) -> Params:
-        return gram_view(shared.params)

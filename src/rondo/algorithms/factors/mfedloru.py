@@ -1,20 +1,19 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
 from torch import Tensor
 
-from rondo.algorithm import Algorithm, BaseState, Client, Mean, Round, Shared, Trainer, Upload, Uploads, Weight
-from rondo.algorithms.parts.accumulation import Restart, accumulated, check_cycle
+from rondo.algorithm import BaseState, Client, Shared, Trainer, Upload, Uploads
+from rondo.algorithms.parts.accumulation import Accumulating
 from rondo.params import Params, adapted_modules, down, nested, pick, stack_clients, up, whole
 from rondo.traits import Traits
 
 
 @final
 @dataclass(frozen=True)
-class MFedLoRU(Algorithm[BaseState]):
+class MFedLoRU(Accumulating):
     """FedLoRU with rank budgets: a client of rank q changes A and B by nested factors of rank q.
 
     Update (Algorithm 3, eqs. 82, 83), with c = ``nested_scale`` and all nested factors drawn anew every round::
@@ -40,20 +39,12 @@ class MFedLoRU(Algorithm[BaseState]):
     """
 
     traits = Traits(exact=False, client_ranks=True, renews_factors=True)
-    tau: int = 10
-    restart: Restart = "random"
     nested_scale: float = 0.5
 
     def __post_init__(self) -> None:
-        check_cycle(self.tau, self.restart)
+        super().__post_init__()
         if not 0 < self.nested_scale < float("inf"):
             raise ValueError(f"nested_scale must be positive; got {self.nested_scale}")
-
-    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> BaseState:
-        return BaseState.start(params, weights)
-
-    def broadcast(self, state: BaseState, client: Client, round: Round) -> Shared:
-        return Shared(state.params, state.base)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         rank = trainer.clients[0].rank  # the same for all clients of a cohort
@@ -72,9 +63,6 @@ class MFedLoRU(Algorithm[BaseState]):
         both = {**pick(state.params, down | up), **pick(upload.params, ~whole)}
         recovered = self._recovered({n: t.double() for n, t in both.items()})
         return replace(upload, params={**pick(upload.params, whole), **recovered})
-
-    def finish(self, state: BaseState, mean: Mean, round: Round) -> BaseState:
-        return accumulated(state, mean, round, self.tau, self.restart)
 
     def view(self, shared: Shared, local: Params) -> Params:
         return self._recovered({**shared.params, **local})

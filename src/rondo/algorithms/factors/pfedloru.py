@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-from rondo.algorithm import Algorithm, BaseState, Client, Mean, Round, Shared, Trainer, Uploads, Weight
-from rondo.algorithms.parts.accumulation import Restart, accumulated, check_cycle, joined, with_personal
+from rondo.algorithm import BaseState, Client, Round, Shared, Trainer, Uploads, Weight
+from rondo.algorithms.parts.accumulation import Accumulating, joined, with_personal
 from rondo.algorithms.parts.training import TRAINED
 from rondo.params import Params, personal, pick
 from rondo.traits import Traits
@@ -13,7 +13,7 @@ from rondo.traits import Traits
 
 @final
 @dataclass(frozen=True)
-class PFedLoRU(Algorithm[BaseState]):
+class PFedLoRU(Accumulating):
     """FedLoRU beside a personal pair of factors that never leaves its client.
 
     Update (Algorithm 2), with L_k (out x r) and U_k (r x in) client k's own pair::
@@ -36,17 +36,9 @@ class PFedLoRU(Algorithm[BaseState]):
     """
 
     traits = Traits(exact=False, personal=True, renews_factors=True)
-    tau: int = 10
-    restart: Restart = "random"
-
-    def __post_init__(self) -> None:
-        check_cycle(self.tau, self.restart)
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> BaseState:
         return BaseState.start(with_personal(params, round), weights)
-
-    def broadcast(self, state: BaseState, client: Client, round: Round) -> Shared:
-        return Shared(state.params, state.base)
 
     def local_init(self, shared: Shared, client: Client) -> Params:
         return pick(shared.params, personal)
@@ -57,9 +49,6 @@ class PFedLoRU(Algorithm[BaseState]):
         )
         fit = trainer.fit(personal_fit.params, train=TRAINED, objective=lambda p, loss: loss(joined(p)))
         return trainer.upload(pick(fit.params, TRAINED)), pick(fit.params, personal)
-
-    def finish(self, state: BaseState, mean: Mean, round: Round) -> BaseState:
-        return accumulated(state, mean, round, self.tau, self.restart)
 
     def view(self, shared: Shared, local: Params) -> Params:
         return joined({**shared.params, **local})

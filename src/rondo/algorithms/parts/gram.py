@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from rondo.algorithm import Round, Weight
+from rondo.algorithm import Algorithm, Client, Round, Shared, Weight
 from rondo.lowrank import GrowingSum, LowRank, polar, row_basis, total
 from rondo.params import Params, Role, adapted_modules, kaiming, module_of, normal, pick, role
 
@@ -33,44 +33,50 @@ class GramState:
     """The change of the frozen base at the start, by module path."""
 
 
-def check_fields(bases: str, gram_init: str, gram_std: float) -> None:
-    """Raises ValueError for an unknown ``bases`` or ``gram_init``, or if ``gram_std`` is not positive and finite."""
-    for field, value, kinds in (("bases", bases, get_args(Bases)), ("gram_init", gram_init, get_args(GramInit))):
-        if value not in kinds:
-            raise ValueError(f"{field} is one of {', '.join(kinds)}; got {value!r}")
-    if not 0 < gram_std < math.inf:
-        raise ValueError(f"gram_std must be positive and finite (a zero matrix has a zero gradient); got {gram_std}")
+@dataclass(frozen=True)
+class Grams(Algorithm[GramState]):
+    """The start of FLoRG with and without its alignment."""
 
+    bases: Bases = "orthogonal"
+    gram_init: GramInit = "gaussian"
+    gram_std: float = 0.02
+    offset: bool = False
 
-def gram_start(
-    params: Params,
-    weights: Mapping[str, Weight],
-    round: Round,
-    *,
-    bases: Bases,
-    gram_init: GramInit,
-    gram_std: float,
-    offset: bool,
-) -> GramState:
-    """G, L and R for every module that has A and B in ``params``; other tensors (the head) are kept.
+    def __post_init__(self) -> None:
+        kinds = (("bases", self.bases, get_args(Bases)), ("gram_init", self.gram_init, get_args(GramInit)))
+        for field, value, known in kinds:
+            if value not in known:
+                raise ValueError(f"{field} is one of {', '.join(known)}; got {value!r}")
+        if not 0 < self.gram_std < math.inf:
+            why = "a zero matrix has a zero gradient"
+            raise ValueError(f"gram_std must be positive and finite ({why}); got {self.gram_std}")
 
-    If ``params`` already carries an adapter (B not zero), the adapter becomes a change of the base. With ``offset``, so
-    does ``-scale * L G^T G R``, which leaves the network's function as it was.
-    """
-    kept = {n: t for n, t in params.items() if role(n) not in (Role.DOWN, Role.UP)}
-    base: dict[str, GrowingSum] = {}
-    for path in adapted_modules(params):
-        a, b = params[f"{path}.A"], params[f"{path}.B"]
-        rank, scale = a.shape[0], weights[path].scale
-        left, right = _bases(bases, weights[path], round.generator("bases", path))
-        g = _gram(gram_init, rank, left.shape[1], gram_std, round.generator("gram", path))
-        chunks = [LowRank(scale * b, a)] if bool(b.any()) else []
-        if offset:
-            chunks.append(LowRank(-scale * (left @ g.mT), g @ right).to(a.dtype))
-        if chunks:
-            base[path] = GrowingSum.of(total(chunks))
-        kept |= {f"{path}.G": g.to(a.dtype), f"{path}.L": left.to(a.dtype), f"{path}.R": right.to(a.dtype)}
-    return GramState(kept, base)
+    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> GramState:
+        """G, L and R for every module that has A and B in ``params``; other tensors (the head) are kept.
+
+        If ``params`` already carries an adapter (B not zero), the adapter becomes a change of the base. With
+        ``offset``, so does ``-scale * L G^T G R``, which leaves the network's function as it was.
+        """
+        kept = {n: t for n, t in params.items() if role(n) not in (Role.DOWN, Role.UP)}
+        base: dict[str, GrowingSum] = {}
+        for path in adapted_modules(params):
+            a, b = params[f"{path}.A"], params[f"{path}.B"]
+            rank, scale = a.shape[0], weights[path].scale
+            left, right = _bases(self.bases, weights[path], round.generator("bases", path))
+            g = _gram(self.gram_init, rank, left.shape[1], self.gram_std, round.generator("gram", path))
+            chunks = [LowRank(scale * b, a)] if bool(b.any()) else []
+            if self.offset:
+                chunks.append(LowRank(-scale * (left @ g.mT), g @ right).to(a.dtype))
+            if chunks:
+                base[path] = GrowingSum.of(total(chunks))
+            kept |= {f"{path}.G": g.to(a.dtype), f"{path}.L": left.to(a.dtype), f"{path}.R": right.to(a.dtype)}
+        return GramState(kept, base)
+
+    def broadcast(self, state: GramState, client: Client, round: Round) -> Shared:
+        return Shared(state.params, state.base)
+
+    def view(self, shared: Shared, local: Params) -> Params:
+        return gram_view(shared.params)
 
 
 def _bases(kind: Bases, weight: Weight, generator: torch.Generator) -> tuple[Tensor, Tensor]:
