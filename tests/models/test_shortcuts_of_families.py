@@ -18,7 +18,7 @@ from family_runs import LABELS, assert_close, configured, drawn, opened, picture
 
 from rondo.config import RunConfig
 from rondo.models.forms.transformer import load_base
-from rondo.models.loading.merged import merge_adapter
+from rondo.models.loading.lent import merge_adapter
 from rondo.models.shortcuts.prefix import States
 from rondo.params import HEAD_PREFIX, Params, add_client_axis, client_row, stack_clients
 

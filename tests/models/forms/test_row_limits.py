@@ -12,7 +12,7 @@ import transformers
 
 import rondo
 from choice_rows import save_tiny_llama
-from rondo.models.forms.row_limits import rotary_turn, row_limits
+from rondo.models.forms.generation import rotary_turn, row_limits
 from small_runs import reviews, settings
 
 

@@ -24,7 +24,7 @@ from rondo.algorithms.factors.florg import FLoRG
 from rondo.config import AdapterConfig, ConfigError, load
 from rondo.config.rules.peft_keys import NOT_TAKEN, not_taken
 from rondo.lowrank import GrowingSum, LowRank
-from rondo.models.loading.merged import merge_adapter
+from rondo.models.loading.lent import merge_adapter
 from rondo.models.loading.peft import AdapterPlan, plan, read_tensors, stock_model, write_adapter
 from rondo.models.loading.pretrained import fingerprint
 from rondo.models.loading.result_factors import adapter_factors

@@ -23,10 +23,9 @@ from rondo.errors import ConfigError, Problem
 from rondo.models.forms import own_network
 from rondo.models.forms.builtin import linear_problem
 from rondo.models.forms.builtin import outline as builtin_outline
-from rondo.models.forms.generation import Generation
+from rondo.models.forms.generation import Generation, RowLimits, rotary_turn, row_limits
 from rondo.models.forms.model import Check, Outline
 from rondo.models.forms.module import trained_names
-from rondo.models.forms.row_limits import RowLimits, rotary_turn, row_limits
 from rondo.models.forms.transformer import StockPredictor, Transformer, load_base, load_transformer
 from rondo.models.loading import learned_classes, peft, sentence
 from rondo.models.loading.checks import rounded_already

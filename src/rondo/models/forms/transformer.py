@@ -19,15 +19,13 @@ from torch import Tensor
 from rondo.config import task_kinds as tasks
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, first_of
-from rondo.models.forms.generation import Generation, answers, end_ids, end_notes
+from rondo.models.forms.generation import Generation, RowLimits, answers, end_ids, end_notes
 from rondo.models.forms.model import Form, Model, Verification
 from rondo.models.forms.module import kernels_of, make_network, state_of
-from rondo.models.forms.row_limits import RowLimits
 from rondo.models.kernels.precision import apply, choose
 from rondo.models.kernels.quiet import quiet
 from rondo.models.loading import peft, sentence
-from rondo.models.loading.lent import Lent, lend
-from rondo.models.loading.merged import merge_adapter
+from rondo.models.loading.lent import Lent, lend, merge_adapter
 from rondo.models.loading.pretrained import (
     Pretrained,
     auto,

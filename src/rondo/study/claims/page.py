@@ -1,13 +1,23 @@
-"""The page of an entry, with its picture."""
+"""The page of an entry, with its picture; and the page of all entries that have one, made from a file of facts of
+each."""
 
 from __future__ import annotations
 
+import json
+import math
+import shlex
 import statistics
 from collections.abc import Iterable, Mapping, Sequence, Set
+from functools import cache
+from importlib.resources import files
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+import jinja2
+
+from rondo.config import toml_file
 from rondo.records import durable
 from rondo.records.curve import Curve
 from rondo.records.directory import RunDirectory, as_written
@@ -16,10 +26,8 @@ from rondo.records.recorded import WITHHELD, added_up, weakest_guarantee
 from rondo.report.numbers import probability
 from rondo.report.terminal import human_bytes
 from rondo.study import pictures
-from rondo.study.claims import index
 from rondo.study.claims.entry import Bound, Contrast, Entry
 from rondo.study.claims.findings import Decided, Finding, ended, findings, finished
-from rondo.study.claims.index import shown, template
 from rondo.study.claims.trials import Trials
 from rondo.study.claims.verdict import Verdict
 from rondo.study.runs import Trial
@@ -39,7 +47,7 @@ def write(trials: Trials, pages: Path) -> list[Finding]:
     if curves:
         contents[f"{trials.name}.png"] = _picture(trials, curves)
     durable.write_all(pages, contents)
-    index.write(pages, trials.name, _facts(trials, of_claims))
+    write_facts(pages, trials.name, _facts(trials, of_claims))
     return of_claims
 
 
@@ -288,3 +296,69 @@ def _limits(trials: Trials, bound: Bound, of_arm: list[Curve]) -> list[list[tupl
         return [[(done, trials.entry.score.scaled(level)) for done in (rounds[0], rounds[-1])] for level in levels]
     first = statistics.fmean(curve.values[0] for curve in of_arm)
     return [[(done, trials.entry.score.scaled(first * bound.factor**k)) for k, done in enumerate(rounds)]]
+
+
+_FACTS = "facts"
+"""The folder of the facts, a file per entry."""
+
+
+def write_facts(pages: Path, name: str, facts: Mapping[str, Any]) -> None:
+    """Write the facts of the entry ``name``, and the page of all."""
+    durable.make_folder(pages / _FACTS)
+    content = json.dumps(facts, indent=2, ensure_ascii=False).encode()
+    durable.write_all(pages / _FACTS, {f"{name}.json": content})
+    durable.write_all(pages, {"all.md": _index(pages).encode()})
+
+
+def _index(pages: Path) -> str:
+    claims = []
+    for file in sorted((pages / _FACTS).glob("*.json")):
+        with as_written(file):
+            facts = RunDirectory(file.parent).read(file.name)
+            claims += [_index_cells(facts, claim, file.stem) for claim in facts["claims"]]
+    return template("all.md").render(claims=claims)
+
+
+def _index_cells(facts: Mapping[str, Any], claim: Mapping[str, Any], name: str) -> tuple[Any, ...]:
+    """The cells of a claim in the page of all entries; of an open one with the seeds that would decide it, and the
+    hours of their runs."""
+    spent, missing = (f"{seconds / 3600:.1f}" for seconds in facts["seconds"])
+    decide = ""
+    if (seeds := claim.get("deciding_seeds")) is not None:
+        decide = f"; {seeds} seeds would decide, {math.ceil(claim['deciding_seconds'] / 360) / 10} h more"
+    return (
+        f"{facts['paper']}, {facts['item']}",
+        f"[{claim['claim']}]({quote(name)}.md)",
+        claim["paper"],
+        claim.get("here", "-"),
+        claim.get("seeds", 0),
+        claim.get("verdict", "open") + decide,
+        claim.get("equal_bytes_per_client", "-"),
+        f"{spent}, {missing}",
+        f"`rondo reproduce {shlex.quote(facts.get('target', name))}`",
+    )
+
+
+@cache
+def template(name: str) -> jinja2.Template:
+    """The text of a page, ``name``, with the filters that its cells and numbers go through."""
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    environment.filters |= {
+        "row": lambda cells: row(*cells),
+        "listed": lambda values: ", ".join(map(str, values)),
+        "quoted": shlex.quote,
+        "inline": toml_file.inline,
+        "shown": shown,
+        "g": lambda value: f"{value:g}",
+    }
+    return environment.from_string((files("rondo.study.claims") / name).read_text(encoding="utf-8"))
+
+
+def shown(value: float | None) -> str:
+    """A number with three digits that count."""
+    return "-" if value is None else f"{value:.2f}" if 1 <= abs(value) < 1e4 else f"{value:.3g}"
+
+
+def row(*cells: Any) -> str:
+    """A line of a table, which a stroke in a cell, as of a norm, or a new line would end."""
+    return "| " + " | ".join(" ".join(str(cell).split()).replace("|", r"\|") for cell in cells) + " |"
