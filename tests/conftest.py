@@ -140,10 +140,11 @@ def drawn_pictures(draw_picture: Callable[[Any], bytes], monkeypatch: pytest.Mon
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compose no pictures of a run: they take much of the time of so small a run."""
-    from rondo.report import pictures
+    from rondo.report import drawing, pictures
 
+    monkeypatch.setattr(drawing, "png", lambda figure: b"a picture")
     for name in ("partition", "curve", "contact_sheet"):
-        monkeypatch.setattr(pictures, name, lambda *_: b"a picture")
+        monkeypatch.setattr(pictures, name, lambda *_: None)
 
 
 @pytest.fixture

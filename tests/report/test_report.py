@@ -238,12 +238,12 @@ def numbered(count: int) -> list[str]:
 @pytest.mark.parametrize("count", [1, 3, 100])
 @pytest.mark.parametrize("labels", [None, {"a": 4, "b": 2}, {str(i): i for i in range(13)}], ids=["none", "2", "13"])
 def test_partition_picture(count: int, labels: dict[str, int] | None) -> None:
-    assert_png(pictures.partition(clients(numbered(count), labels)))
+    assert_png(drawing.png(pictures.partition(clients(numbered(count), labels))))
 
 
 def test_clients_may_lack_labels_of_other_clients() -> None:
     report = clients(["a"], {"x": 3})["clients"] | clients(["b"], {"y": 2, "z": 1})["clients"]
-    assert_png(pictures.partition({"clients": report}))
+    assert_png(drawing.png(pictures.partition({"clients": report})))
 
 
 @pytest.mark.parametrize("text", [r"$\frac$", "$5 and $10", "$%$", "_x", "", "好", "a\nb", r"\alpha", "x" * 64])
@@ -251,22 +251,19 @@ def test_labels_and_clients_may_have_any_name(text: str) -> None:
     """Names are data, never formulas, and a missing font causes no warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert_png(pictures.partition(clients([text, "other"], {text: 3, "b": 2})))
+        assert_png(drawing.png(pictures.partition(clients([text, "other"], {text: 3, "b": 2}))))
         pixels = np.arange(64, dtype=np.uint8).reshape(8, 8, 1)
-        assert_png(pictures.contact_sheet({text: [(pixels, text)] * 3}))
-        assert_png(pictures.curve({}, HISTORY, "accuracy", f"{text}, 3 clients"))
-        assert_png(pictures.measure({text: 0.5}, [{"round": 0, "measures": {text: 0.1}}], text))
+        assert_png(drawing.png(pictures.contact_sheet({text: [(pixels, text)] * 3})))
+        assert_png(drawing.png(pictures.curve({}, HISTORY, "accuracy", f"{text}, 3 clients")))
+        assert_png(drawing.png(pictures.measure({text: 0.5}, [{"round": 0, "measures": {text: 0.1}}], text)))
 
 
 def test_letters_that_the_font_lacks_are_told_apart() -> None:
     """Two names of as many such letters would be the same boxes."""
-    drawn: list[list[str]] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "png", lambda figure: drawn.append(_texts(figure)) or b"")
-        pictures.partition(clients(["北京", "上海", "Zürich", "🏠"], None))
-        pictures.contact_sheet({"北京": [(np.zeros((2, 2, 1), np.uint8), "上海")]})
-    assert {r"\u5317\u4eac", r"\u4e0a\u6d77", "Zürich", r"\U0001f3e0"} <= set(drawn[0])
-    assert {r"\u5317\u4eac", r"\u4e0a\u6d77"} <= set(drawn[1])
+    bars = _texts(pictures.partition(clients(["北京", "上海", "Zürich", "🏠"], None)))
+    sheet = _texts(pictures.contact_sheet({"北京": [(np.zeros((2, 2, 1), np.uint8), "上海")]}))
+    assert {r"\u5317\u4eac", r"\u4e0a\u6d77", "Zürich", r"\U0001f3e0"} <= set(bars)
+    assert {r"\u5317\u4eac", r"\u4e0a\u6d77"} <= set(sheet)
 
 
 def test_letters_of_other_fonts_are_drawn_by_them() -> None:
@@ -293,7 +290,7 @@ def _texts(figure: Any) -> list[str]:
 
 def test_picture_of_many_clients_and_labels_is_fast() -> None:
     began = time.process_time()
-    assert_png(pictures.partition(clients(numbered(300), {str(i): 1 for i in range(20)})))
+    assert_png(drawing.png(pictures.partition(clients(numbered(300), {str(i): 1 for i in range(20)}))))
     assert time.process_time() - began < 1.5
 
 
@@ -305,10 +302,8 @@ HISTORY = [
 ]
 
 
-def test_axis_of_rounds_has_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_axis_of_rounds_has_whole_numbers() -> None:
     """Two rounds would have a mark at every quarter."""
-    ticks: list[list[float]] = []
-    monkeypatch.setattr(drawing, "png", lambda figure: ticks.append(list(figure.axes[0].get_xticks())) or b"")
     curve = [{"round": n, "score": 0.1 * n, "bytes": 10 * n} for n in range(3)]
     run = {
         "algorithm": "fedit",
@@ -321,23 +316,20 @@ def test_axis_of_rounds_has_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> No
         "on_test": True,
     }
     content = {"algorithms": ["fedit"], "runs": [{**run, "curve": curve}], "rounds": 2, "clients": 3, "seeds": [0]}
-    comparisons.comparison(content)
-    comparisons.bands({"fedit": [(p["round"], p["bytes"], p["score"], 0.0, 1.0) for p in curve]}, "x")
-    pictures.curve({}, [{"round": 0, "loss": 0.7, "scores": {}}, {"round": 1, "loss": 0.6, "scores": {}}], "x", "t")
-    assert [tick for drawn in ticks for tick in drawn if tick != int(tick)] == []
-    assert len(ticks) == 3
+    history = [{"round": 0, "loss": 0.7, "scores": {}}, {"round": 1, "loss": 0.6, "scores": {}}]
+    bands = comparisons.bands({"fedit": [(p["round"], p["bytes"], p["score"], 0.0, 1.0) for p in curve]}, "x")
+    figures = [comparisons.comparison(content), bands, pictures.curve({}, history, "x", "t")]
+    assert [tick for figure in figures for tick in figure.axes[0].get_xticks() if tick != int(tick)] == []
 
 
 @pytest.mark.parametrize("values", [(0.98, 0.99), (0.9, 0.3), (0.9, 0.02), (0.9, 1e-15), (0.5, 0.5)])
 def test_ticks_of_a_logarithmic_axis_are_plain_numbers(
-    values: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+    values: tuple[float, float],
 ) -> None:
-    figures: list[Any] = []
-    monkeypatch.setattr(drawing, "png", lambda figure: figures.append(figure) or b"")
-    pictures.measure({"angle": values[0]}, [{"round": 0, "measures": {"angle": values[1]}}], "t")
-    axis = figures[0].axes[0].yaxis
+    figure = pictures.measure({"angle": values[0]}, [{"round": 0, "measures": {"angle": values[1]}}], "t")
+    axis = figure.axes[0].yaxis
     low, high = axis.get_view_interval()
-    figures[0].draw_without_rendering()
+    figure.draw_without_rendering()
     labels = {tick.get_loc(): tick.label1.get_text() for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())}
     seen = {place: text for place, text in labels.items() if low <= place <= high and text}
     assert {place: float(text.replace("\N{MINUS SIGN}", "-")) for place, text in seen.items()} == pytest.approx(
@@ -346,32 +338,26 @@ def test_ticks_of_a_logarithmic_axis_are_plain_numbers(
     assert len(seen) >= (2 if values[0] != values[1] else 0)
 
 
-def test_single_values_are_seen_beside_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_values_are_seen_beside_their_names() -> None:
     """A line of one point would be none."""
-    figures: list[Any] = []
-    monkeypatch.setattr(drawing, "png", lambda figure: figures.append(figure) or b"")
     lines = {"fedit": [(8, 2.0, 0.7, 0.6, 0.8)], "rolora": [(8, 1.0, 0.5, 0.5, 0.5)]}
-    comparisons.bands(lines, "accuracy")
+    figure = comparisons.bands(lines, "accuracy")
     assert not comparisons.over_bytes(lines)
-    (axes,) = figures[0].axes
+    (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["fedit", "rolora"]
     marks = [line for line in axes.lines if line.get_marker() == "o"]
     assert [(list(line.get_xdata()), list(line.get_ydata())) for line in marks] == [([0.7], [0]), ([0.5], [1])]
 
 
 @pytest.mark.parametrize(("dear", "scale"), [(3.0, "linear"), (50.0, "log")])
-def test_lines_that_send_other_bytes_are_drawn_over_bytes_too(
-    dear: float, scale: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    figures: list[Any] = []
-    monkeypatch.setattr(drawing, "png", lambda figure: figures.append(figure) or b"")
+def test_lines_that_send_other_bytes_are_drawn_over_bytes_too(dear: float, scale: str) -> None:
     lines = {
         name: [(n, n * sent, 0.1 * n, 0.0, 1.0) for n in (1, 2, 3)] for name, sent in (("dear", dear), ("cheap", 1.0))
     }
     lines["at the end"] = [(3, 3.0, 0.4, 0.3, 0.5)]
-    comparisons.bands(lines, "accuracy", [("dear", [(1, 0.5), (3, 0.5)])])
+    figure = comparisons.bands(lines, "accuracy", [("dear", [(1, 0.5), (3, 0.5)])])
     assert comparisons.over_bytes(lines)
-    rounds, sent = figures[0].axes
+    rounds, sent = figure.axes
     assert [list(line.get_xdata()) for line in rounds.lines] == [[1, 2, 3], [1, 2, 3], [3], [1, 3]]
     assert [list(line.get_xdata()) for line in sent.lines] == [[dear, 2 * dear, 3 * dear], [1, 2, 3], [3]]
     assert [line.get_marker() for line in sent.lines] == ["", "", "o"]
@@ -379,29 +365,24 @@ def test_lines_that_send_other_bytes_are_drawn_over_bytes_too(
     assert sent.get_xscale() == scale
 
 
-def test_lines_that_send_the_same_are_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    figures: list[Any] = []
-    monkeypatch.setattr(drawing, "png", lambda figure: figures.append(figure) or b"")
+def test_lines_that_send_the_same_are_drawn_once() -> None:
     lines = {"longer": [(n, 2.0 * n, 0.5, 0.5, 0.5) for n in range(5)], "short": [(1, 2.0, 0.5, 0.5, 0.5)]}
-    comparisons.bands(lines, "accuracy")
+    figure = comparisons.bands(lines, "accuracy")
     assert not comparisons.over_bytes(lines)
-    assert len(figures[0].axes) == 1
+    assert len(figure.axes) == 1
 
 
 @pytest.mark.parametrize("before", [{}, {"accuracy": None}, {"accuracy": 0.25}])
 @pytest.mark.parametrize("history", [HISTORY, HISTORY[1:2], []], ids=["scores", "none", "no round"])
 def test_learning_curve(before: dict[str, Any], history: list[dict[str, Any]]) -> None:
-    assert_png(pictures.curve(before, history, "accuracy", "fedit, 3 clients"))
+    assert_png(drawing.png(pictures.curve(before, history, "accuracy", "fedit, 3 clients")))
 
 
-def test_two_losses_share_an_axis(monkeypatch: pytest.MonkeyPatch) -> None:
-    figures: list[Any] = []
-    monkeypatch.setattr(drawing, "png", lambda figure: figures.append(figure) or b"")
+def test_two_losses_share_an_axis() -> None:
     history = [
         {"round": n, "loss": 0.7 - 0.1 * n, "scores": {"global": {"loss": 0.6, "accuracy": 0.5}}} for n in (0, 1)
     ]
-    pictures.curve({}, history, "loss", "t")
-    pictures.curve({}, history, "accuracy", "t")
+    figures = [pictures.curve({}, history, metric, "t") for metric in ("loss", "accuracy")]
     assert [len(figure.axes) for figure in figures] == [1, 2]
     legend = [text.get_text() for text in figures[0].axes[0].get_legend().get_texts()]
     assert legend == ["test loss", "training loss"]
@@ -423,7 +404,7 @@ def test_pictures_leave_the_users_own_plots_alone(monkeypatch: pytest.MonkeyPatc
 
 def test_measure_is_drawn_where_it_is_zero_too() -> None:
     history = [{"round": 0, "measures": {"angle": 0.1, "factor": 0.2}}, {"round": 1, "measures": {"angle": 0.0}}]
-    assert_png(pictures.measure({"angle": 0.5}, history, "rolora-linear, 3 clients"))
+    assert_png(drawing.png(pictures.measure({"angle": 0.5}, history, "rolora-linear, 3 clients")))
 
 
 @pytest.mark.parametrize("higher", [True, False])

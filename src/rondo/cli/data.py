@@ -32,10 +32,10 @@ def data(
         population, task = deal(settings)
         report = population.report
         if picture is not None:
-            from rondo.report import pictures
+            from rondo.report import drawing, pictures
 
             with written(picture, "--picture", "rondo data"):
-                picture.write_bytes(pictures.partition(report))
+                picture.write_bytes(drawing.png(pictures.partition(report)))
         if as_json:
             print(json.dumps(report, indent=2))
             return

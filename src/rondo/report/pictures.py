@@ -1,4 +1,4 @@
-"""Pictures of a run, as the bytes of PNG files."""
+"""Pictures of a run, as figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MANY_CLIENTS = 200
 """Above this number a histogram of sizes is drawn: bars would be thinner than a pixel."""
 
 
-def partition(report: Mapping[str, Any]) -> bytes:
+def partition(report: Mapping[str, Any]) -> Any:
     """Draw every client's rows as a bar, stacked by label if there are labels. For many clients, draw a histogram of
     sizes instead."""
     clients = report["clients"]
@@ -29,7 +29,7 @@ def partition(report: Mapping[str, Any]) -> bytes:
         axes.set_ylabel("clients")
     else:
         _bars(axes, clients, sizes)
-    return drawing.png(figure)
+    return figure
 
 
 def _bars(axes: Any, clients: Mapping[str, Any], sizes: Sequence[int]) -> None:
@@ -63,7 +63,7 @@ def _bars(axes: Any, clients: Mapping[str, Any], sizes: Sequence[int]) -> None:
         axes.set_xlabel("client")
 
 
-def contact_sheet(clients: Mapping[str, Sequence[tuple[Any, str]]]) -> bytes:
+def contact_sheet(clients: Mapping[str, Sequence[tuple[Any, str]]]) -> Any:
     """Draw some pictures that clients hold, a row per client: arrays (height, width, channels) of uint8, each with its
     caption."""
     from matplotlib.figure import Figure
@@ -80,10 +80,10 @@ def contact_sheet(clients: Mapping[str, Sequence[tuple[Any, str]]]) -> bytes:
             shown = pixels[:, :, 0] if grey else pixels
             panel.imshow(shown, cmap="gray" if grey else None, vmin=0, vmax=255, interpolation="nearest")
             panel.set_title(drawing.label(caption), fontsize=7, pad=2)
-    return drawing.png(figure)
+    return figure
 
 
-def curve(before: Mapping[str, Any], history: Sequence[Mapping[str, Any]], metric: str, title: str) -> bytes:
+def curve(before: Mapping[str, Any], history: Sequence[Mapping[str, Any]], metric: str, title: str) -> Any:
     """Draw the metric on the test set over rounds, starting before the first, and the training loss: on the same axis
     where the metric is a loss too, else on one of its own."""
     figure, axes = drawing.canvas(7, 4)
@@ -113,10 +113,10 @@ def curve(before: Mapping[str, Any], history: Sequence[Mapping[str, Any]], metri
         right.set_ylabel("training loss", color="tab:orange")
         right.set_ylim(bottom=0)
     axes.set_title(drawing.shown(title), loc="left")
-    return drawing.png(figure)
+    return figure
 
 
-def measure(before: Mapping[str, float], history: Sequence[Mapping[str, Any]], title: str) -> bytes:
+def measure(before: Mapping[str, float], history: Sequence[Mapping[str, Any]], title: str) -> Any:
     """Draw the first of the task's measures over rounds, starting before the first, on a logarithmic axis. It is the
     first that the last round has too."""
     figure, axes = drawing.canvas(7, 4)
@@ -130,4 +130,4 @@ def measure(before: Mapping[str, float], history: Sequence[Mapping[str, Any]], t
     drawing.over_rounds(axes)
     axes.set_ylabel(drawing.shown(name.replace("_", " ")))
     axes.set_title(drawing.shown(title), loc="left")
-    return drawing.png(figure)
+    return figure

@@ -24,7 +24,7 @@ from rondo.records import durable, schema
 from rondo.records.directory import RunDirectory
 from rondo.records.durable import Journal, written
 from rondo.records.summary import best_so_far, totals
-from rondo.report import pictures
+from rondo.report import drawing, pictures
 from rondo.runs.assembling.assembly import Assembly, Federation, Start
 from rondo.runs.assembling.private import protection
 from rondo.runs.baseline import local_only
@@ -316,11 +316,11 @@ class Runner:
         title = f"{self.config.algorithm.name}, {summary['clients']} clients"
         # Pictures come last: their library takes most of a second to import.
         drawn = {
-            "partition.png": pictures.partition(self.directory.read("partition.json")),
+            "partition.png": drawing.png(pictures.partition(self.directory.read("partition.json"))),
             "curve.png": self._curve(start, history, title),
         }
         if sheet := self._sheet():
-            drawn["partition-samples.png"] = pictures.contact_sheet(sheet)
+            drawn["partition-samples.png"] = drawing.png(pictures.contact_sheet(sheet))
         with written(self.directory.path):
             durable.write_all(self.directory.path, drawn)
             self.directory.write("summary.json", summary)  # last: a run that has it is finished
@@ -341,8 +341,8 @@ class Runner:
         """The picture of the scores, or of a measure where no common test set is scored."""
         measures = self.scores["measures"]["before"]
         if measures and not self.tested:
-            return pictures.measure(measures, history, title)
-        return pictures.curve(start, history, self.task.primary, title)
+            return drawing.png(pictures.measure(measures, history, title))
+        return drawing.png(pictures.curve(start, history, self.task.primary, title))
 
     def _summary(
         self, history: Sequence[dict[str, Any]], before: Mapping[str, Any], after: Mapping[str, Any]

@@ -1,5 +1,4 @@
-"""Pictures of many runs, whose lines are means over seeds with their intervals, as the bytes of PNG files; one also as
-SVG."""
+"""Pictures of many runs, whose lines are means over seeds with their intervals, as figures."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ _FAR_APART = 4
 frugal algorithms would be a single upright line."""
 
 
-def comparison(content: Mapping[str, Any], form: drawing.Form = "png") -> bytes:
+def comparison(content: Mapping[str, Any]) -> Any:
     """Draw the score over rounds and over bytes, one line per algorithm: the mean over seeds, with its 95 % interval as
     a band. Bytes that are a secret have no line, and where all
     are, there are rounds alone. ``content``: as in ``comparison.json``."""
@@ -56,10 +55,10 @@ def comparison(content: Mapping[str, Any], form: drawing.Form = "png") -> bytes:
         axes.grid(alpha=0.25, lw=0.5)
     left.set_title(_shared_settings(content), loc="left")
     _legend(figure, lines)
-    return drawing.png(figure) if form == "png" else drawing.drawn(figure, form)
+    return figure
 
 
-def varied(content: Mapping[str, Any]) -> bytes | None:
+def varied(content: Mapping[str, Any]) -> Any | None:
     """Draw the final score over the key that is varied, one line per method and combination of the other varied values:
     the mean over seeds, with its 95 % interval as a band. A method without the key is a level, dashed line.
     None unless the values of just one key are numbers. ``content``: as in ``comparison.json``."""
@@ -100,7 +99,7 @@ def varied(content: Mapping[str, Any]) -> bytes | None:
     axes.set_title(_shared_settings(content), loc="left")
     axes.grid(alpha=0.25, lw=0.5)
     _legend(figure, lines)
-    return drawing.png(figure)
+    return figure
 
 
 Band: TypeAlias = Sequence[tuple[int, float, float, float, float]]
@@ -121,9 +120,7 @@ def over_nothing(lines: Mapping[str, Band]) -> bool:
     return all(len(points) == 1 for points in lines.values())
 
 
-def bands(
-    lines: Mapping[str, Band], score: str, limits: Sequence[tuple[str, Sequence[tuple[int, float]]]] = ()
-) -> bytes:
+def bands(lines: Mapping[str, Band], score: str, limits: Sequence[tuple[str, Sequence[tuple[int, float]]]] = ()) -> Any:
     """Draw ``score`` over rounds, and over bytes if :func:`over_bytes`, a line with a band for each name.
 
     Where each has one point (:func:`over_nothing`), names stand beside it, with its ends.
@@ -153,10 +150,10 @@ def bands(
     for axes in figure.axes:
         axes.grid(alpha=0.25, lw=0.5)
     _legend(figure, drawn)
-    return drawing.png(figure)
+    return figure
 
 
-def _points(points: Mapping[str, tuple[int, float, float, float, float]], score: str) -> bytes:
+def _points(points: Mapping[str, tuple[int, float, float, float, float]], score: str) -> Any:
     """Draw one value with its ends for each name, from the top."""
     figure, axes = drawing.canvas(8, 1 + 0.22 * len(points))
     numbers = styles(points)
@@ -168,7 +165,7 @@ def _points(points: Mapping[str, tuple[int, float, float, float, float]], score:
     axes.invert_yaxis()
     axes.set_xlabel(drawing.shown(score))
     axes.grid(alpha=0.25, lw=0.5)
-    return drawing.png(figure)
+    return figure
 
 
 def _are_measures(content: Mapping[str, Any]) -> bool:

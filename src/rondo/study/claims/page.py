@@ -23,6 +23,7 @@ from rondo.records.curve import Curve
 from rondo.records.directory import RunDirectory, as_written
 from rondo.records.paired import Paired, one_value
 from rondo.records.recorded import WITHHELD, added_up, weakest_guarantee
+from rondo.report import drawing
 from rondo.report.numbers import probability
 from rondo.report.terminal import human_bytes
 from rondo.study import pictures
@@ -261,7 +262,7 @@ def _picture(trials: Trials, curves: Mapping[str, list[Curve]]) -> bytes:
     bounds = [bound for bound in trials.entry.bounds if bound.arm in curves and bound.less is None]
     limits = [(bound.arm, limit) for bound in bounds for limit in _limits(trials, bound, curves[bound.arm])]
     score = trials.entry.metric + (", log10" if trials.entry.log10 else "")
-    return pictures.bands(_lines(trials, curves), score, limits)
+    return drawing.png(pictures.bands(_lines(trials, curves), score, limits))
 
 
 def _lines(trials: Trials, curves: Mapping[str, list[Curve]]) -> Mapping[str, pictures.Band]:

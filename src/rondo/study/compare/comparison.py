@@ -103,14 +103,15 @@ def written(
     content = {key: value for key, value in vars(comparison).items() if key != "out"}
     files = {"comparison.json": (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()}
     if runs:
+        from rondo.report import drawing
         from rondo.study import pictures as comparisons
 
         files["comparison.csv"] = _csv(content)
         files["comparison.tex"] = comparison_table(content).latex().encode()
-        files["comparison.png"] = comparisons.comparison(content)
-        files["comparison.svg"] = comparisons.comparison(content, "svg")
+        files["comparison.png"] = drawing.png(comparisons.comparison(content))
+        files["comparison.svg"] = drawing.drawn(comparisons.comparison(content), "svg")
         if (over := comparisons.varied(content)) is not None:
-            files["varied.png"] = over
+            files["varied.png"] = drawing.png(over)
     with durable.written(folder):
         set_aside(folder, [*runs, *stopped])
         durable.write_all(folder, files)
