@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, final
+from typing import Literal, Protocol, final
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from torch import Tensor
 from rondo.algorithm import Client, Mean, Round, Shared, Trainer, Upload, Uploads, Weight
 from rondo.algorithms.compatible import Option, refused
 from rondo.algorithms.trial import trial_upload
-from rondo.algorithms.wrappers.wrapper import Wrapper
+from rondo.algorithms.wrappers.wrapper import InnerState, StateWrapper
 from rondo.messages import UnreadableUpload
 from rondo.params import Params, buffer, client_row, fixed, pick
 from rondo.roles import HELD_PREFIX, PLACES_PREFIX, SCALES_PREFIX
@@ -145,22 +145,16 @@ class TopK:
 
 
 @dataclass(frozen=True)
-class CompressedState:
+class CompressedState(InnerState):
     """The wrapped algorithm's state, and the round that it is before, skipped ones left out: a method may send other
     tensors in other rounds."""
 
-    inner: Any
     round: Round
-
-    @property
-    def params(self) -> Params:
-        params: Params = self.inner.params
-        return params
 
 
 @final
 @dataclass(frozen=True)
-class Compressed(Wrapper[CompressedState]):
+class Compressed(StateWrapper[CompressedState]):
     """``algorithm``, whose clients send their changes in the form of ``packing``.
 
     It stays linear, and is no longer exact. Raises ValueError for an algorithm that does not go with ``packing``.
@@ -180,9 +174,6 @@ class Compressed(Wrapper[CompressedState]):
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> CompressedState:
         return CompressedState(self.algorithm.init(params, weights, round), replace(round, skipped=0))
-
-    def broadcast(self, state: CompressedState, client: Client, round: Round) -> Shared:
-        return self.algorithm.broadcast(state.inner, client, round)
 
     def local_init(self, shared: Shared, client: Client) -> Params:
         """The wrapped algorithm's tensors, and zeros for everything that may be held back."""
@@ -245,15 +236,9 @@ class Compressed(Wrapper[CompressedState]):
                 params[name] = upload.params[name]
         return self.algorithm.expand(state.inner, replace(upload, params=params))
 
-    def weight_of(self, state: CompressedState, upload: Upload) -> float:
-        return self.algorithm.weight_of(state.inner, upload)
-
     def finish(self, state: CompressedState, mean: Mean, round: Round) -> CompressedState:
         after = replace(round, index=round.index + 1, skipped=0)
         return CompressedState(self.algorithm.finish(state.inner, mean, round), after)
-
-    def measures(self, state: CompressedState) -> Mapping[str, float]:
-        return self.algorithm.measures(state.inner)
 
     def view(self, shared: Shared, local: Params) -> Params:
         return self.algorithm.view(shared, _own(local))

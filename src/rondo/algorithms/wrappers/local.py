@@ -31,16 +31,15 @@ from rondo.algorithm import (
     unbounded,
 )
 from rondo.algorithms.parts.least_squares import least_squares
-from rondo.algorithms.wrappers.wrapper import Wrapper
+from rondo.algorithms.wrappers.wrapper import InnerState, StateWrapper, Wrapper
 from rondo.params import Params, Select, head, pick
 from rondo.traits import Traits
 
 
 @dataclass(frozen=True)
-class LocalState:
+class LocalState(InnerState):
     """The wrapped algorithm's state, and the tensors that new clients start from."""
 
-    inner: Any
     start: Params
 
     @property
@@ -50,7 +49,7 @@ class LocalState:
 
 @final
 @dataclass(frozen=True)
-class Local(Wrapper[LocalState]):
+class Local(StateWrapper[LocalState]):
     """``algorithm`` with tensors that stay with their clients. Aggregation is the wrapped algorithm's, and so are
     linearity and exactness.
 
@@ -92,20 +91,11 @@ class Local(Wrapper[LocalState]):
             return {**inner, **super(Wrapper, self).adapt(shared, beside.kept, trainer)}
         return {**inner, **beside.kept}
 
-    def expand(self, state: LocalState, upload: Upload) -> Upload:
-        return self.algorithm.expand(state.inner, upload)
-
-    def weight_of(self, state: LocalState, upload: Upload) -> float:
-        return self.algorithm.weight_of(state.inner, upload)
-
     def finish(self, state: LocalState, mean: Mean, round: Round) -> LocalState:
         return replace(state, inner=self.algorithm.finish(state.inner, mean, round))
 
     def aggregate(self, state: LocalState, uploads: Iterable[Upload], round: Round) -> LocalState:
         return replace(state, inner=self.algorithm.aggregate(state.inner, uploads, round))
-
-    def measures(self, state: LocalState) -> Mapping[str, float]:
-        return self.algorithm.measures(state.inner)
 
     def view(self, shared: Shared, local: Params) -> Params:
         seen = self.algorithm.view(self._without(shared), pick(local, ~self.stays))

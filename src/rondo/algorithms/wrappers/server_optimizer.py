@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
-from rondo.algorithm import Client, Mean, Round, Shared, Upload, Weight
-from rondo.algorithms.wrappers.wrapper import Wrapper
+from rondo.algorithm import Mean, Round, Weight
+from rondo.algorithms.wrappers.wrapper import InnerState, StateWrapper
 from rondo.params import Params, buffer, pick, sub
 from rondo.traits import Traits
 
@@ -104,21 +104,15 @@ OPTIMIZERS: Mapping[str, Callable[..., ServerOptimizer]] = {
 
 
 @dataclass(frozen=True)
-class ServerStepState:
+class ServerStepState(InnerState):
     """The wrapped algorithm's state, and the optimizer's in float64."""
 
-    inner: Any
     moments: OptimState
-
-    @property
-    def params(self) -> Params:
-        params: Params = self.inner.params
-        return params
 
 
 @final
 @dataclass(frozen=True)
-class ServerStep(Wrapper[ServerStepState]):
+class ServerStep(StateWrapper[ServerStepState]):
     """``algorithm`` with ``optimizer`` on its server. It must be linear, have ``same_coordinates`` and no
     ``server_step`` of its own.
 
@@ -144,15 +138,6 @@ class ServerStep(Wrapper[ServerStepState]):
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerStepState:
         return ServerStepState(self.algorithm.init(params, weights, round), OptimState())
 
-    def broadcast(self, state: ServerStepState, client: Client, round: Round) -> Shared:
-        return self.algorithm.broadcast(state.inner, client, round)
-
-    def expand(self, state: ServerStepState, upload: Upload) -> Upload:
-        return self.algorithm.expand(state.inner, upload)
-
-    def weight_of(self, state: ServerStepState, upload: Upload) -> float:
-        return self.algorithm.weight_of(state.inner, upload)
-
     def finish(self, state: ServerStepState, mean: Mean, round: Round) -> ServerStepState:
         before: Params = state.params
         x = {n: before[n].double() for n in pick(mean.params, ~buffer)}
@@ -165,9 +150,6 @@ class ServerStep(Wrapper[ServerStepState]):
         after, expected = inner.params, {**before, **stepped}
         as_expected = {n for n, t in after.items() if n in expected and t.equal(expected[n].to(t.dtype))}
         return ServerStepState(inner, OptimState(*(_only(m, as_expected) for m in (moments.first, moments.second))))
-
-    def measures(self, state: ServerStepState) -> Mapping[str, float]:
-        return self.algorithm.measures(state.inner)
 
 
 def _only(params: Mapping[str, Tensor], names: set[str]) -> dict[str, Tensor]:

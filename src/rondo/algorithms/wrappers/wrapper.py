@@ -48,8 +48,12 @@ class Wrapper(Algorithm[W]):
         state: W = self.algorithm.init(params, weights, round)
         return state
 
+    def inner(self, state: W) -> Any:
+        """The wrapped algorithm's state. Default: the wrapper's own."""
+        return state
+
     def broadcast(self, state: W, client: Client, round: Round) -> Shared:
-        return self.algorithm.broadcast(state, client, round)
+        return self.algorithm.broadcast(self.inner(state), client, round)
 
     def local_init(self, shared: Shared, client: Client) -> Params:
         return self.algorithm.local_init(shared, client)
@@ -61,10 +65,10 @@ class Wrapper(Algorithm[W]):
         return self.algorithm.adapt(shared, local, trainer)
 
     def expand(self, state: W, upload: Upload) -> Upload:
-        return self.algorithm.expand(state, upload)
+        return self.algorithm.expand(self.inner(state), upload)
 
     def weight_of(self, state: W, upload: Upload) -> float:
-        return self.algorithm.weight_of(state, upload)
+        return self.algorithm.weight_of(self.inner(state), upload)
 
     def finish(self, state: W, mean: Mean, round: Round) -> W:
         new: W = self.algorithm.finish(state, mean, round)
@@ -77,7 +81,30 @@ class Wrapper(Algorithm[W]):
         return new
 
     def measures(self, state: W) -> Mapping[str, float]:
-        return self.algorithm.measures(state)
+        return self.algorithm.measures(self.inner(state))
 
     def view(self, shared: Shared, local: Params) -> Params:
         return self.algorithm.view(shared, local)
+
+
+@dataclass(frozen=True)
+class InnerState:
+    """The wrapped algorithm's state, in a wrapper's own."""
+
+    inner: Any
+
+    @property
+    def params(self) -> Params:
+        params: Params = self.inner.params
+        return params
+
+
+V = TypeVar("V", bound=InnerState)
+
+
+@dataclass(frozen=True)
+class StateWrapper(Wrapper[V]):
+    """A wrapper with a state of its own around the wrapped algorithm's."""
+
+    def inner(self, state: V) -> Any:
+        return state.inner
