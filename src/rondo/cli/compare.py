@@ -70,7 +70,7 @@ def compare(
 
         axes, names = compare.varied(vary or []), _named(algorithms, every)
         variants = compare.plan(names, config, sets=sets or [], vary=axes, seeds=numbers(seeds))
-        question = compare.question(last, target, at_mb, against, listed(columns))
+        question = compare.Question(last, target, at_mb, against, listed(columns))
         comparison = _compared(variants, out, question, device, processes)
     if comparison.stopped:
         raise typer.Exit(FAILED)

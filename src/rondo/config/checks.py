@@ -13,7 +13,6 @@ from rondo.config import packages
 from rondo.config import task_kinds as tasks
 from rondo.config.inputs import BUILTIN_DATA, BUILTIN_IMAGES, BUILTIN_MODEL, LINEAR
 from rondo.config.schema import ClientsConfig, RunConfig
-from rondo.config.section import PACKAGES
 from rondo.errors import ConfigError, Problem
 
 BUILTINS = (BUILTIN_DATA, BUILTIN_IMAGES, LINEAR)
@@ -140,8 +139,8 @@ def missing_packages(config: RunConfig) -> Iterator[Problem]:
     """Yield a problem for each package that the configuration needs and that is not installed."""
     data = data_source(config)
     for tracker in config.track.to:
-        if find_spec(PACKAGES[tracker]) is None:
-            yield Problem("track.to", f"{tracker!r} {packages.missing(PACKAGES[tracker])}")
+        if find_spec(tracker) is None:
+            yield Problem("track.to", f"{tracker!r} {packages.missing(tracker)}")
     for key, value, package in _BUILTIN_PACKAGES:
         if value in (config.model.name, data) and find_spec(package) is None:
             yield Problem(key, f"{value!r} {packages.missing(package)}")

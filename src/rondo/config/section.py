@@ -61,13 +61,7 @@ class ProblemConfig(Section):
 
 Tracker = Literal["tensorboard", "trackio", "wandb", "mlflow"]
 
-PACKAGES: dict[Tracker, str] = {
-    "tensorboard": "tensorboard",
-    "trackio": "trackio",
-    "wandb": "wandb",
-    "mlflow": "mlflow",
-}
-"""The package that each needs, by the name that Python imports."""
+"""A tracker, by the name of its package."""
 
 
 def _once(trackers: list[Tracker]) -> list[Tracker]:

@@ -84,7 +84,7 @@ def clients_table(partition: Mapping[str, Any]) -> Table:
     clients = partition["clients"]
     labels = _common(clients)
     splits = [split for split in ("train", "validation", "test") if any(c.get(split) for c in clients.values())]
-    others = _others(clients, labels) > 0
+    others = bool({label for client in clients.values() for label in client["labels"] or {}} - set(labels))
     columns = ("client", *splits, *map(visible, labels), *(["other labels"] if others else []))
     shown = list(clients.items())[:_CLIENTS]
     rows = [(visible(name), *_cells(client, splits, labels, others=others)) for name, client in shown]
@@ -104,10 +104,6 @@ def _common(clients: Mapping[str, Any]) -> list[str]:
     for client in clients.values():
         counts.update(client["labels"] or {})
     return [label for label, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:_LABELS]]
-
-
-def _others(clients: Mapping[str, Any], labels: Sequence[str]) -> int:
-    return len({label for client in clients.values() for label in client["labels"] or {}} - set(labels))
 
 
 def _cells(client: Mapping[str, Any], splits: Sequence[str], labels: Sequence[str], *, others: bool) -> Iterator[str]:

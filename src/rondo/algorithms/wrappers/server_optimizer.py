@@ -149,8 +149,5 @@ class ServerStep(StateWrapper[ServerStepState]):
         inner = self.algorithm.finish(state.inner, replace(mean, params=stepped), round)
         after, expected = inner.params, {**before, **stepped}
         as_expected = {n for n, t in after.items() if n in expected and t.equal(expected[n].to(t.dtype))}
-        return ServerStepState(inner, OptimState(*(_only(m, as_expected) for m in (moments.first, moments.second))))
-
-
-def _only(params: Mapping[str, Tensor], names: set[str]) -> dict[str, Tensor]:
-    return {n: t for n, t in params.items() if n in names}
+        both = (pick(m, lambda name: name in as_expected) for m in (moments.first, moments.second))
+        return ServerStepState(inner, OptimState(*both))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rondo.errors import first_of
@@ -27,7 +27,8 @@ def client_charts(groups: Sequence[Group]) -> Iterator[Chart]:
     """The primary score of each client from the worst to the best, a line per group."""
     lines, title, primary = [], "", ""
     for group in groups:
-        curves = [_from_worst(run, of_run.values()) for run in group.runs if (of_run := final_scores(run))]
+        of_runs = [(run, scores) for run in group.runs if (scores := final_scores(run))]
+        curves = [sorted(scores.values(), reverse=not run.higher_is_better) for run, scores in of_runs]
         if not curves:
             continue
         title, primary = title or _title(group.runs[0]), group.runs[0].primary or ""
@@ -41,10 +42,6 @@ def client_charts(groups: Sequence[Group]) -> Iterator[Chart]:
         axis = "clients in %, in the order of their scores"
         note = "On the left: the worst tenth of the clients."
         yield Chart(f"{title} of each client's model", axis, title, lines, share=is_share(primary), note=note)
-
-
-def _from_worst(run: Recorded, values: Iterable[float]) -> list[float]:
-    return sorted(values, reverse=not run.higher_is_better)
 
 
 def _resampled(values: Sequence[float], count: int) -> list[float]:

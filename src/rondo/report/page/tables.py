@@ -93,11 +93,7 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 
 def _first(score: Score) -> Any:
-    def cell(group: Group) -> str:
-        spreads = over_seeds(group, score)
-        return _shown(spreads.get(0))
-
-    return cell
+    return lambda group: _shown(over_seeds(group, score).get(0))
 
 
 def _last(score: Score) -> Any:

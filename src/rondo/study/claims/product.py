@@ -40,7 +40,7 @@ def spread(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _arms(product: Any, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
     axes = list(product.values()) if isinstance(product, Mapping) else []
-    if not axes or not all(isinstance(axis, Mapping) and all(map(_is_table, axis.values())) for axis in axes):
+    if not axes or not all(_is_table(axis) and all(map(_is_table, axis.values())) for axis in axes):
         raise ConfigError.at("product", "should be tables of arms' tables: [product.method], fedit = { ... }", name)
     for point in itertools.product(*(axis.items() for axis in axes)):
         tree: dict[str, Any] = {}

@@ -11,21 +11,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rondo.config.load import Source, listed
 from rondo.data.files.tables import Table
-from rondo.errors import ConfigError
 from rondo.records.recorded import trained as trained
 from rondo.runs.assembling.given import Given
 from rondo.study.compare.carrying import Observed, observed
 from rondo.study.compare.carrying import carry_out as carry_out
 from rondo.study.compare.comparison import Comparison as Comparison
-from rondo.study.compare.numbers import Question
-from rondo.study.compare.table import COLUMNS
+from rondo.study.compare.numbers import Question as Question
 from rondo.study.compare.variants import Vary
 from rondo.study.compare.variants import plan as plan
 from rondo.study.compare.variants import varied as varied
@@ -96,25 +93,5 @@ def compare(
     """
     given = Given(train, test, clients, model, tokenizer)
     variants = plan(algorithms, config, sets=[*listed(sets, "sets"), *given.sets], vary=vary, seeds=seeds)
-    asked = question(last, target, at_mb, against, listed(columns, "columns"))
+    asked = Question(last, target, at_mb, against, tuple(listed(columns, "columns")))
     return carry_out(variants, out, asked, device=device, processes=processes, given=given, watch=observed(observer))
-
-
-def question(
-    last: int,
-    target: float | None,
-    at_mb: float | None,
-    against: str | None = None,
-    columns: Sequence[str] = (),
-) -> Question:
-    """The question put to each curve. Raises :class:`ConfigError` for numbers and columns that cannot be."""
-    if unknown := [column for column in columns if column not in COLUMNS]:
-        message = f"{unknown[0]!r} is not a column; name some of {', '.join(COLUMNS)}"
-        raise ConfigError.at("--columns", message, "rondo compare")
-    if last < 1:
-        raise ConfigError.at("--last", f"should be a number of scores, 1 or more, got {last}", "rondo compare")
-    if target is not None and not math.isfinite(target):
-        raise ConfigError.at("--target", f"should be a score, got {target}", "rondo compare")
-    if at_mb is not None and not 0 < at_mb < math.inf:
-        raise ConfigError.at("--at-mb", f"should be a number of megabytes above 0, got {at_mb}", "rondo compare")
-    return Question(last, target, at_mb, against, tuple(columns))

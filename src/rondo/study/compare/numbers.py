@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 from rondo import own_code
 from rondo.config import task_kinds as tasks
 from rondo.config.schema import RunConfig
+from rondo.errors import ConfigError
 from rondo.records.curve import FINE_TUNED_KINDS, OWN_KINDS, TEST_KINDS, Spread, points, score
 from rondo.records.directory import RunDirectory
 from rondo.records.paired import against
 from rondo.records.recorded import weakest_guarantee
 from rondo.records.summary import costs
+from rondo.study.compare.table import COLUMNS
 from rondo.study.compare.variants import Variant
 
 
@@ -133,7 +136,8 @@ _NUMBERS = (
 
 @dataclass(frozen=True)
 class Question:
-    """A comparison's question to the curve of each run."""
+    """A comparison's question to the curve of each run. Raises :class:`ConfigError` for numbers and columns that cannot
+    be."""
 
     last: int = 1
     """The mean is taken over so many last scores."""
@@ -145,6 +149,19 @@ class Question:
     """The method, or the label of one, that differences are to; None: the first."""
     columns: tuple[str, ...] = ()
     """The columns of the table, by their keys; none: all."""
+
+    def __post_init__(self) -> None:
+        path, message = "", ""
+        if unknown := [column for column in self.columns if column not in COLUMNS]:
+            path, message = "--columns", f"{unknown[0]!r} is not a column; name some of {', '.join(COLUMNS)}"
+        elif self.last < 1:
+            path, message = "--last", f"should be a number of scores, 1 or more, got {self.last}"
+        elif self.target is not None and not math.isfinite(self.target):
+            path, message = "--target", f"should be a score, got {self.target}"
+        elif self.at_mb is not None and not 0 < self.at_mb < math.inf:
+            path, message = "--at-mb", f"should be a number of megabytes above 0, got {self.at_mb}"
+        if path:
+            raise ConfigError.at(path, message, "rondo compare")
 
 
 def numbers(variant: Variant, run_dir: Path, question: Question, *, at_clients: bool = False) -> dict[str, Any]:

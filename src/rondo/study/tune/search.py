@@ -12,7 +12,7 @@ from rondo.config.packages import missing
 from rondo.errors import ConfigError
 from rondo.study.runs import Runs, Trial
 from rondo.study.score import NoScore, Score
-from rondo.study.tune.tuning import Chosen, Point, Tried, Tuning
+from rondo.study.tune.tuning import Chosen, Point, Tried, Tuning, is_number
 
 
 class Proposals:
@@ -47,8 +47,7 @@ class Proposals:
 
 
 def _in_order(values: Sequence[Any]) -> bool:
-    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    return numbers and list(values) in (sorted(values), sorted(values, reverse=True))
+    return all(map(is_number, values)) and list(values) in (sorted(values), sorted(values, reverse=True))
 
 
 @dataclass(frozen=True)

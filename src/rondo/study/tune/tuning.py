@@ -58,11 +58,11 @@ class Tuning(Section):
     def at_edge(self, point: Point) -> list[str]:
         """The keys whose value in ``point`` is the least or the largest number of several, so that a wider grid could
         have a better one."""
-        numbers = {key: values for key, values in self.grid.items() if len(values) > 1 and all(map(_is_number, values))}
+        numbers = {key: values for key, values in self.grid.items() if len(values) > 1 and all(map(is_number, values))}
         return [key for key, values in numbers.items() if point[key] in (min(values), max(values))]
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
