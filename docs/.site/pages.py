@@ -19,7 +19,7 @@ from typing import Any
 from rondo.study.claims import entry as entries
 from rondo.study.claims import page
 from rondo.study.claims.entry import Entry
-from rondo.study.claims.index import row
+from rondo.study.claims.page import row
 from rondo.study.claims.trials import Trials
 from rondo.study.claims.verdict import WORDS
 
