@@ -95,11 +95,10 @@ def consent(file: str, **options: Any) -> HumanEval:
     return HumanEval(file, max_new_tokens=12, allow_execution=True, **options)
 
 
-def test_code_is_not_run_without_consent(run_dir: Path, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_is_not_run_without_consent(run_dir: Path, file: str) -> None:
     ran: list[Any] = []
-    monkeypatch.setattr(humaneval, "attempt", lambda *a: ran.append(a))
-    monkeypatch.setattr(humaneval, "check", lambda: ran.append("checked"))
-    found = problems(lambda: evaluate_code(run_dir, HumanEval(file)))
+    doubles: Any = {"attempt": ran.append, "sandbox": lambda: ran.append("checked")}
+    found = problems(lambda: evaluate_code(run_dir, HumanEval(file), **doubles))
     assert set(found) == {"--allow-execution"}
     assert ran == []
 
@@ -133,15 +132,13 @@ def test_likeliest_completion_is_the_adapters(run_dir: Path, file: str, sandbox:
     assert alone == result
 
 
-def test_samples_are_drawn_from_the_seed(
-    run_dir: Path, file: str, sandbox: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(humaneval, "attempt", lambda *a: "not run")
-    first, again = (evaluate_code(run_dir, consent(file, samples=4), device="cpu") for _ in range(2))
+def test_samples_are_drawn_from_the_seed(run_dir: Path, file: str) -> None:
+    options: Any = {"device": "cpu", "attempt": lambda trial: "not run", "sandbox": lambda: None}
+    first, again = (evaluate_code(run_dir, consent(file, samples=4), **options) for _ in range(2))
     assert first == again
     assert first["executed"] == 12
     assert len({c["completion"] for c in first["completions"]}) > 6
-    hot = evaluate_code(run_dir, consent(file, samples=4, temperature=3.0), device="cpu")
+    hot = evaluate_code(run_dir, consent(file, samples=4, temperature=3.0), **options)
     assert hot["completions"] != first["completions"]
 
 
@@ -195,10 +192,9 @@ def test_single_sample_is_the_likeliest(
     samples: int, drawn: bool, run_dir: Path, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ways: list[Any] = []
-    monkeypatch.setattr(humaneval, "attempt", lambda *a: "not run")
-    monkeypatch.setattr(humaneval, "check", lambda: None)
+    options: Any = {"device": "cpu", "attempt": lambda trial: "not run", "sandbox": lambda: None}
     monkeypatch.setattr(humaneval, "NetworkPredictor", lambda model, seen, base, how: ways.append(how))
     monkeypatch.setattr(CausalLM, "completions", lambda self, prompts, predictor: ["    pass"] * len(prompts))
-    evaluate_code(run_dir, HumanEval(file, samples=samples, temperature=0.6, allow_execution=True), device="cpu")
+    evaluate_code(run_dir, HumanEval(file, samples=samples, temperature=0.6, allow_execution=True), **options)
     assert [how.temperature for how in ways] == [0.6 if drawn else None] * len(ways)
     assert ways

@@ -256,7 +256,7 @@ def evaluate(
         quiet_libraries()
         import rondo
 
-        allowed = {"allow_code": allow_code, "allow_changed": allow_changed}
+        allowed: dict[str, Any] = {"allow_code": allow_code, "allow_changed": allow_changed}
         if lm_eval is not None:
             from rondo.results.evaluate import evaluate_by_harness
 

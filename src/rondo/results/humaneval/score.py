@@ -45,8 +45,8 @@ class HumanEval:
     max_new_tokens: int = 384
     allow_execution: bool = False
 
-    def check(self) -> None:
-        """Raises :class:`ConfigError` without the consent to run code, or without a sandbox."""
+    def check(self, sandbox: Callable[[], None] = check) -> None:
+        """Raises :class:`ConfigError` without the consent to run code, or without what ``sandbox`` tries."""
         problems = []
         if not self.allow_execution:
             message = "code that a model wrote is not run unasked; set this to run it, locked up"
@@ -58,7 +58,7 @@ class HumanEval:
         if problems:
             raise ConfigError(problems)
         try:
-            check()
+            sandbox()
         except Unavailable as reason:
             raise ConfigError.at(_FILE, f"this machine has no sandbox for code that a model wrote: {reason}") from None
 
@@ -73,15 +73,18 @@ def evaluate_code(
     allow_code: bool = False,
     allow_changed: bool = False,
     tried: Callable[[int, int], None] = lambda count, of: None,
+    attempt: Callable[[Trial], str | None] = attempt,
+    sandbox: Callable[[], None] = check,
 ) -> dict[str, Any]:
     """HumanEval of a run directory, or of a folder that it handed over; for a run of the newcomer's model, or of that
     of ``client``. The other options are those of :func:`rondo.evaluate`.
 
     The result has ``pass@k``, the numbers of ``problems`` and of completions ``executed``, and under ``completions``
     every completion with its ``reason``, None if it passed. Completions are drawn from the run's seed. ``tried`` is
-    told how many completions of how many are tried. Raises :class:`ConfigError`.
+    told how many completions of how many are tried. ``attempt`` and ``sandbox`` run one, and try that any can be run.
+    Raises :class:`ConfigError`.
     """
-    how.check()
+    how.check(sandbox)
     problems = read_problems(how.file)
     model = model_of(path, client, device, allow_code=allow_code, allow_changed=allow_changed)
     kind = tasks.TABLE.get(model.assembly.config.task.kind)
