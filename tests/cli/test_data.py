@@ -56,9 +56,10 @@ def test_account_is_that_of_the_run(config: Path, tmp_path: Path) -> None:
 def test_picture_is_drawn_or_the_fault_told(config: Path, tmp_path: Path) -> None:
     assert invoke(config, "--picture", tmp_path / "dealt.png").exit_code == 0
     assert (tmp_path / "dealt.png").read_bytes().startswith(b"\x89PNG")
-    result = invoke(config, "--picture", tmp_path / "no" / "dealt.png")
+    nowhere = tmp_path / "no" / "dealt.png"
+    result = invoke(config, "--picture", nowhere)
     assert result.exit_code == 2
-    assert "--picture: cannot be written" in result.stderr
+    assert f"--picture: {str(nowhere)!r} cannot be written" in result.stderr
 
 
 def test_many_clients_and_labels_are_cut_short(config: Path) -> None:
