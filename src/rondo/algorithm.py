@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar, cast
 
 from torch import Tensor
 
@@ -284,7 +284,7 @@ class BaseState:
         """``params`` and an unchanged base."""
         return BaseState(params, {}, {path: w.scale for path, w in weights.items()})
 
-    def with_chunks(self, chunks: Mapping[str, LowRank]) -> BaseState:
+    def with_chunks(self, chunks: Mapping[str, LowRank]) -> Self:
         """This state with ``chunks``, in W's units, added to the base's change."""
         sums = {p: self.base[p] + c if p in self.base else GrowingSum.of(c) for p, c in chunks.items()}
         return replace(self, base={**self.base, **sums})

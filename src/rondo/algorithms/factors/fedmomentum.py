@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import final
 
-from rondo.algorithm import Algorithm, BaseState, Client, Round, Shared, Trainer, Upload, Uploads, Weight
+from rondo.algorithm import Algorithm, BaseState, Round, Shared, Trainer, Upload, Uploads, Weight
 from rondo.algorithms.parts.product_mean import pairs, whole_mean
 from rondo.algorithms.parts.training import trained_uploads
 from rondo.lowrank import LowRank, mean_product, top_factors
@@ -57,9 +57,6 @@ class FedMomentum(Algorithm[MomentumState]):
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> MomentumState:
         start = BaseState.start(params, weights)
         return MomentumState(start.params, start.base, start.scale)
-
-    def broadcast(self, state: MomentumState, client: Client, round: Round) -> Shared:
-        return Shared(state.params, state.base)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         return trained_uploads(shared.params, trainer), local
