@@ -151,7 +151,7 @@ def test_columns_are_those_that_are_named_in_their_order(compared: compare.Compa
     content = read(compared.out / "comparison.json") | {"columns": ["bytes_up", "difference", "test"]}
     assert comparison_table(content).columns == ("algorithm", "up", "difference to fedit", "test accuracy")
     with pytest.raises(ConfigError, match="--columns: 'tset' is not a column"):
-        compare.question(1, None, None, None, ["tset"])
+        compare.Question(1, None, None, None, ("tset",))
 
 
 @pytest.mark.parametrize(
