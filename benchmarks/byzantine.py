@@ -4,7 +4,7 @@
 
 Twenty clients hold handwritten digits (scikit-learn's, 8 x 8; the ``dev`` extra installs it), with labels dealt by
 Dirichlet(0.5). A frozen network of two random layers of 32 has factors of rank 8 on both layers, and a trained head. A
-run has 40 rounds of five full-batch steps. Every upload passes the gate (``rondo.engine.server.gate``), except under
+run has 40 rounds of five full-batch steps. Every upload passes the checks (``rondo.engine.server.admission``), except under
 the defence ``nothing``; then the rule aggregates. Attackers know all honest uploads of their round. The task is small:
 it shows which rule withstands which attack, not how a large model fares.
 
@@ -44,7 +44,7 @@ from rondo.algorithm import Algorithm, Client, Fit, Objective, Round, Upload, Up
 from rondo.algorithms.table import RULES
 from rondo.algorithms.wrappers.robust import Robust
 from rondo.config import AdmissionConfig
-from rondo.engine.server.gate import Gate
+from rondo.engine.server.admission import Admission
 from rondo.engine.wire.envelope import Identity, Rejected
 from rondo.params import Params, Select, add_client_axis, client_row, everything, kaiming
 
@@ -208,7 +208,7 @@ def run(name: str, defence: str, attack: str | None, attackers: int, seed: int, 
                 flipped, _ = algorithm.client_update(received, {}, Batched(task, 9 - task.y, round))
             uploads = tuple(attacked(attack, uploads, flipped, attackers, state.params, seed * 1000 + index))
         if defence != "nothing":
-            gate = Gate(algorithm, state, round, task.clients, AdmissionConfig(max_examples=1000), Identity("", ""))
+            gate = Admission(algorithm, state, round, task.clients, AdmissionConfig(max_examples=1000), Identity("", ""))
             uploads = tuple(u for u in uploads if _admitted(gate, u))
         state = algorithm.aggregate(state, uploads, round)
     seen = add_client_axis(algorithm.broadcast(state, task.clients[0], first).params)
@@ -216,7 +216,7 @@ def run(name: str, defence: str, attack: str | None, attackers: int, seed: int, 
     return float((task.logits(seen, x.unsqueeze(0))[0].argmax(1) == y).double().mean())
 
 
-def _admitted(gate: Gate, upload: Upload) -> bool:
+def _admitted(gate: Admission, upload: Upload) -> bool:
     try:
         gate.check(upload)
     except Rejected:

@@ -55,7 +55,7 @@ def test_a_model_learns_to_prefer_and_is_handed_over(llama: Path, tmp_path: Path
     partition = json.loads((result.run_dir / "partition.json").read_text())
     assert (partition["rows_used"], partition["text"]["rows"]) == (24, 24)
     (sample,) = result.summary["samples"]
-    assert (sample["input"], sample["expected"]) == (test[0]["prompt"][0]["content"], test[0]["chosen"][0]["content"])
+    assert (sample["prompt"], sample["expected"]) == (test[0]["prompt"][0]["content"], test[0]["chosen"][0]["content"])
     (answer,) = rondo.predict(result.run_dir, [{"prompt": test[0]["prompt"]}], device="cpu", max_new_tokens=3)
     assert list(answer) == ["response"]
     verified = rondo.export(result.run_dir, tmp_path / "merged", merged=True, verify=True).verification
