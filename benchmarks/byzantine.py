@@ -4,8 +4,8 @@
 
 Twenty clients hold handwritten digits (scikit-learn's, 8 x 8; the ``dev`` extra installs it), with labels dealt by
 Dirichlet(0.5). A frozen network of two random layers of 32 has factors of rank 8 on both layers, and a trained head. A
-run has 40 rounds of five full-batch steps. Every upload passes the checks (``rondo.engine.server.admission``), except under
-the defence ``nothing``; then the rule aggregates. Attackers know all honest uploads of their round. The task is small:
+run has 40 rounds of five full-batch steps. Each upload is checked (``rondo.engine.server.admission``), except under the
+defence ``nothing``; then the rule aggregates. Attackers know all honest uploads of their round. The task is small:
 it shows which rule withstands which attack, not how a large model fares.
 
 Attacks, with d the client's change:
@@ -208,7 +208,8 @@ def run(name: str, defence: str, attack: str | None, attackers: int, seed: int, 
                 flipped, _ = algorithm.client_update(received, {}, Batched(task, 9 - task.y, round))
             uploads = tuple(attacked(attack, uploads, flipped, attackers, state.params, seed * 1000 + index))
         if defence != "nothing":
-            gate = Admission(algorithm, state, round, task.clients, AdmissionConfig(max_examples=1000), Identity("", ""))
+            limits = AdmissionConfig(max_examples=1000)
+            gate = Admission(algorithm, state, round, task.clients, limits, Identity("", ""))
             uploads = tuple(u for u in uploads if _admitted(gate, u))
         state = algorithm.aggregate(state, uploads, round)
     seen = add_client_axis(algorithm.broadcast(state, task.clients[0], first).params)

@@ -40,7 +40,7 @@ def write_problem(workload: LinearWorkload, file: Path) -> None:
     of A (1, d)."""
     import numpy as np
 
-    from rondo.config.inputs import ProblemConfig
+    from rondo.config.section import ProblemConfig
     from rondo.tasks.numbers.linear_problem import LinearProblem
 
     problem = LinearProblem.draw(ProblemConfig.model_validate(problem_config(workload)), workload.seed)

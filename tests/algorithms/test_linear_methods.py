@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 import rondo
-from rondo.config.inputs import ProblemConfig
+from rondo.config.section import ProblemConfig
 from rondo.tasks.numbers.linear_problem import LinearProblem
 
 SEED, LR = 3, 0.2

@@ -64,7 +64,7 @@ def test_completed_values_are_of_the_type_of_their_key() -> None:
         ("rondo doc", ["doctor"]),
         ("rondo show fed-", ["fed-sb", "fed-mtl"]),
         ("rondo show con", ["config"]),
-        ("rondo show config train.l", ["train.lr", "train.local_epochs", "train.local_steps", "train.length_grouping"]),
+        ("rondo show config train.lo", ["train.local_epochs", "train.local_steps"]),
         ("rondo show config priv", None),
         ("rondo check rol", ["rolora", "rolora-linear"]),
         ("rondo list --compat rol", ["rolora", "rolora-linear"]),
@@ -79,7 +79,7 @@ def test_completed_values_are_of_the_type_of_their_key() -> None:
         ("rondo export runs/x --dtype b", ["bfloat16"]),
         ("rondo run x.toml --set partition.k", ["partition.kind=", *(f"partition.kind={kind}" for kind in KINDS)]),
         ("rondo run x.toml --set adapter.r", ["adapter.r=", "adapter.rank_pattern="]),
-        ("rondo run x.toml --set train.lr", ["train.lr=", "train.lr=0.001"]),
+        ("rondo run x.toml --set train.lr", ["train.lr=", "train.lr_ratio="]),
         ("rondo run x.toml --set task.prompt", ["task.prompt=", "task.prompt=VALUE"]),
         ("rondo run ", []),  # bash goes on with files
         ("rondo report runs", []),

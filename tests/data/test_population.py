@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rondo.algorithm import Client, Round, Shared
-from rondo.config import load
 from rondo.data import population as data_population
 from rondo.data.members import Members, Stored
 from rondo.data.population import Population, _encoded, _split
@@ -131,8 +130,8 @@ def test_every_client_has_a_split_of_its_own() -> None:
     """One stream for all would take the same places of every client's rows for validation."""
 
     def validation(name: str, seed: int = 0) -> list[int]:
-        config = load({"seed": seed, "data": {"validation_fraction": 0.2}})
-        train, validation = _split(name, [range(n, n + 1) for n in range(100, 150)], config, Round(0, 1, seed, 0))
+        generator = Round(0, 1, seed, 0).generator("split", name)
+        train, validation = _split([range(n, n + 1) for n in range(100, 150)], 0.2, generator)
         assert sorted(train + validation) == list(range(100, 150))
         return validation
 
@@ -160,9 +159,8 @@ def test_examples_of_a_row_belong_to_its_client() -> None:
 
 
 def test_examples_of_a_row_are_not_divided() -> None:
-    config = load({"data": {"validation_fraction": 0.5}})
     by_row = [range(3 * n, 3 * n + 3) for n in range(10)]
-    train, validation = _split("ann", by_row, config, Round(0, 1, 0, 0))
+    train, validation = _split(by_row, 0.5, Round(0, 1, 0, 0).generator("split", "ann"))
     assert len(train) == len(validation) == 15
     assert sorted(train + validation) == list(range(30))
     assert not {n // 3 for n in train} & {n // 3 for n in validation}
@@ -172,20 +170,19 @@ def test_examples_of_a_row_are_not_divided() -> None:
     ("rows", "fraction", "held_back"), [(19, 0.1, 2), (5, 0.3, 2), (5, 0.1, 0), (4, 0.99, 3), (1, 0.9, 0), (7, 0.0, 0)]
 )
 def test_validation_rows_are_rounded_and_leave_one_to_train_on(rows: int, fraction: float, held_back: int) -> None:
-    config = load({"data": {"validation_fraction": fraction}})
-    training, validation = _split("ann", [range(i, i + 1) for i in range(rows)], config, Round(0, 1, 0, 1))
+    generator = Round(0, 1, 0, 1).generator("split", "ann")
+    training, validation = _split([range(i, i + 1) for i in range(rows)], fraction, generator)
     assert len(validation) == held_back
     assert sorted(training + validation) == list(range(rows))
 
 
 def test_row_decides_by_itself_whether_it_is_held_back() -> None:
     """Whatever stands beside it; rows that are the same, or of one person, share a part."""
-    config = load({"data": {"validation_fraction": 0.25}})
     names = [f"person {n % 400}" for n in range(800)]
 
     def held(names: list[str], client: str = "ann", seed: int = 0) -> list[str]:
         by_row = [range(i, i + 1) for i in range(len(names))]
-        train, validation = _split(client, by_row, config, Round(0, 1, seed, 1), names)
+        train, validation = _split(by_row, 0.25, Round(0, 1, seed, 1).generator("split", client), names)
         assert sorted(train + validation) == list(range(len(names)))
         return [names[i] for i in validation]
 

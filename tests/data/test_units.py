@@ -27,7 +27,8 @@ def config(**privacy: Any) -> RunConfig:
 def units(rows: list[dict[str, Any]], by_row: list[range], train: list[int], **privacy: Any) -> Any:
     task: Any = Halves()
     chosen = config(**privacy)
-    return units_of(chosen, persons_of(chosen, task, rows, by_row), by_row, train)
+    persons = persons_of(chosen.guarantee.group, "privacy.group", task, rows, by_row)
+    return units_of(chosen, persons, by_row, train)
 
 
 ROWS = [{"text": "a", "who": 1}, {"text": "b", "who": 2}, {"text": "c", "who": 1}]

@@ -126,8 +126,7 @@ def accumulated(r: int, i: int, o: int, t: int, k: int, tau: int = 10, restart: 
 
 def remainder(r: int, i: int, o: int, t: int, k: int, tau: int = 1) -> int:
     """The factors and, after every ``tau`` rounds, what ``tau`` mean products have beyond them."""
-    rest = tau * (min(k * r, i, o) - r)
-    return r * (i + o) + (_chunk(rest, i, o) if t % tau == 0 and t > 0 else 0)
+    return r * (i + o) + (0 if t % tau else _chunk(tau * (min(k * r, i, o) - r), i, o))
 
 
 def turned(r: int, i: int, o: int, t: int, k: int, period: int = 1) -> int:

@@ -91,6 +91,9 @@ class Numbers:
     def lengths(self, example: Any) -> tuple[int, ...]:
         return ()
 
+    def sequences(self, example: Any) -> tuple[Any, ...]:
+        return (example,)
+
     def opening(self, example: Any, size: int) -> Any:
         return example
 

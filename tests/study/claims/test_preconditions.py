@@ -98,6 +98,29 @@ def test_two_forms_at_rates_of_their_own_are_open_until_they_ran_at_one(
     assert (finding.verdict.word, finding.common) == (word, None)
 
 
+def test_arm_with_a_rate_in_its_own_table_stands_beside_those_that_are_searched(tmp_path: Path) -> None:
+    """As an arm at a common rate does: nothing chose its rate, so it is at no edge of the grid."""
+    arms = {"dear": {}, "cheap": {}, "cheap-same": {"train": {"lr": 0.1}}}
+    common = {"plus": ["dear"], "minus": ["cheap-same"]}
+    tuning = {"grid": {"train.lr": [0.1, 0.3]}, "seeds": [7], "held_out": 0.0}
+    mixed = entry(arms=arms, tuning=tuning, contrasts=[{**CLAIM, "one_rate": True, "common": common}])
+    chosen = {
+        arm: Chosen(digest=mixed.digest(arm), values={"train.lr": rate}, trials=2)
+        for arm, rate in (("dear", 0.1), ("cheap", 0.3))
+    }
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "tuned.json").write_text(Kept(arms=chosen).model_dump_json(), encoding="utf-8")
+    curves = {"dear": (10, [1.0]), "cheap": (10, [0.5]), "cheap-same": (10, [0.6])}
+    page.write(made(tmp_path, mixed, curves, dict.fromkeys(curves, 1)), tmp_path / "pages")
+    said = (tmp_path / "pages" / "own.md").read_text(encoding="utf-8")
+    assert "at a common rate 0.4" in said
+    (row,) = [line for line in said.splitlines() if line.startswith("| cheap-same |")]
+    assert row.endswith("| train.lr = 0.1, given |")
+    assert (
+        "At an edge of the grid, so that a wider one may suit them better: dear (train.lr), cheap (train.lr)." in said
+    )
+
+
 @pytest.mark.parametrize(
     ("precondition", "message"),
     [

@@ -233,7 +233,7 @@ ENTRIES: dict[str, Entry] = {
         summary="the leading part of the mean product stays in the factors, the rest is added to the base",
         paper="Yan et al. 2026",
         up="r(in+out)",
-        down="r(in+out)+min(tau(K-1)r(in+out),in*out) after every tau rounds, else r(in+out)",
+        down="r(in+out)+min((min(K*r,in,out)-r)(in+out),in*out)",
         up_numbers=formulas.both,
         down_numbers=formulas.remainder,
     ),

@@ -35,8 +35,8 @@ class FedMomentum(Algorithm[MomentumState]):
     Symbols: A (r x in) and B (out x r) are PEFT's; P, the rest, is zero at first.
     Fields: ``tau`` is the number of rounds between merges. Until a merge the model lacks P.
     Uploads: A and B, r (in + out) numbers per module. Down: A and B and, after a merge, P as factors of rank
-    tau (K - 1) r, or the sum of all merges, in * out numbers, where that is smaller.
-    Exact: with tau = 1 yes.
+    tau (min(K r, in, out) - r), or the sum of all merges, in * out numbers, where that is smaller.
+    Exact: yes; with tau above 1 up to the rest that waits.
     Linear: no.
     Personal: no.
     Head in the source: none (causal LM); here shared by default.

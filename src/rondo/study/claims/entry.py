@@ -162,7 +162,7 @@ class EntryTuning(Tuning):
         if self.lower_is_better and not self.metric:
             raise ValueError("lower_is_better is of the tuning's own metric: name one, or leave it out")
         taken = [*self.grid, "seed", *(["data.validation_fraction"] if self.held_out else [])]
-        if named := [key for key in taken if _names(nested(self.config), key)]:
+        if named := [key for key in taken if _value(nested(self.config), key) is not None]:
             raise ValueError(f"config names {', '.join(named)}, which the grid, the seeds or held_out give a trial")
         return self
 
@@ -253,8 +253,12 @@ class Entry(Section):
     @property
     def searched(self) -> list[str]:
         """The arms whose values are searched: without those that have a value of every key of the grid."""
+        return [arm for arm in self.arms if None in self.given(arm).values()]
+
+    def given(self, arm: str) -> dict[str, Any]:
+        """The values in ``arm``'s own table of the grid's keys, by key path; None of a key that it has not."""
         keys = [] if self.tuning is None else list(self.tuning.grid)
-        return [arm for arm in self.arms if not all(_names(self.arms[arm], key) for key in keys)]
+        return {key: _value(self.arms[arm], key) for key in keys}
 
     @property
     def score(self) -> Score:
@@ -304,13 +308,13 @@ class Entry(Section):
             return load(tree, check_paths=check)
 
 
-def _names(tree: Any, path: str) -> bool:
-    """Whether ``tree`` has a value at the key path ``path``."""
+def _value(tree: Any, path: str) -> Any:
+    """The value of ``tree`` at the key path ``path``; None if it has none."""
     for key in path.split("."):
         if not isinstance(tree, Mapping) or key not in tree:
-            return False
+            return None
         tree = tree[key]
-    return True
+    return tree
 
 
 @cache

@@ -61,7 +61,8 @@ def _page(trials: Trials, of_claims: Sequence[Finding], curves: Mapping[str, lis
     ends = sum(finding.p is not None for finding in of_claims)
     of_bytes = sum(finding.equal_bytes is not None for finding in of_claims)
     over = "Scores over rounds and over bytes per client" if pictures.over_bytes(lines) else "Scores over rounds"
-    edges = {} if entry.tuning is None else {arm: entry.tuning.at_edge(trials.tuned(arm)) for arm in curves}
+    tuned = [] if entry.tuning is None else [arm for arm in curves if arm in entry.searched]
+    edges = {arm: entry.tuning.at_edge(trials.tuned(arm)) for arm in tuned if entry.tuning is not None}
     ways, versions = _made(finished(trials))
     return template("entry.md").render(
         trials=trials,
@@ -96,6 +97,7 @@ def _guarantees(curves: Mapping[str, list[Curve]]) -> dict[str, list[str]]:
 def _arm(trials: Trials, arm: str, of_arm: Sequence[Curve]) -> tuple[Any, ...]:
     """The cells of an arm."""
     score = trials.entry.score
+    given = {key: f"{value}, given" for key, value in trials.entry.given(arm).items()}
     return (
         arm,
         _spread([score.of_values(curve.values) for curve in of_arm]),
@@ -104,7 +106,7 @@ def _arm(trials: Trials, arm: str, of_arm: Sequence[Curve]) -> tuple[Any, ...]:
         ended(of_arm),
         of_arm[0].clients,
         human_bytes(statistics.fmean(sent)) if (sent := [c.bytes[-1] for c in of_arm if c.bytes is not None]) else "-",
-        ", ".join(f"{key} = {value}" for key, value in trials.tuned(arm).items()) or "-",
+        ", ".join(f"{key} = {value}" for key, value in (trials.tuned(arm) or given).items()) or "-",
     )
 
 
