@@ -166,7 +166,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (own({"source": "hub", "clients_from": "sites"}), "data.clients_from", "not both"),
     ({"data": {"source": "hub"}, "partition": {"clients": 3}}, "task.text", "name the column"),
     ({"data": {"source": "hub"}, "partition": {"clients": 3}}, "task.label", "name the column with the label"),
-    ({"task": {"prompt": "q"}}, "task.prompt", "only kind = 'causal-lm', 'seq2seq-lm', 'multiple-choice', 'preference' and 'reward' use it"),
+    ({"task": {"prompt": "q"}}, "task.prompt", "'multiple-choice', 'preference' and 'reward' use it"),
     ({"task": {"response": "a"}}, "task.response", "only kind = 'causal-lm' and 'seq2seq-lm' use it"),
     ({"task": {"kind": "seq2seq-lm", "response": "a"}}, "task.prompt", "name the column, or the columns, with"),
     ({"task": {"kind": "seq2seq-lm", "prompt": "q"}}, "task.response", "name the column with the text to write"),
