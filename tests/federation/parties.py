@@ -35,10 +35,13 @@ TEST = reviews(12, seed=3)
 OPEN = Contract.model_validate(
     {
         "rows": {
-            "inputs": ["text", "first", "second", "context", "question", "image", "tokens", "prompt"],
+            "inputs": [
+                *("text", "first", "second", "context", "question", "image", "tokens", "prompt"),
+                *("asked", "found", "not"),
+            ],
             "labels": [
                 *("label", "who", "answers", "score", "tags", "labels", "joined", "neg", "plot", "pos"),
-                *("chosen", "rejected"),
+                *("chosen", "rejected", "like"),
             ],
         },
         "training": {

@@ -94,6 +94,9 @@ class Numbers:
     def sequences(self, example: Any) -> tuple[Any, ...]:
         return (example,)
 
+    def trained(self, examples: Sequence[Any]) -> Sequence[Any]:
+        return examples
+
     def opening(self, example: Any, size: int) -> Any:
         return example
 
