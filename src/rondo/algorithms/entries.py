@@ -23,7 +23,7 @@ _TYPES = {"bool": bool, "int": int, "float": float}
 
 @dataclass(frozen=True)
 class Declared:
-    """What a method's class declares, with its default fields.
+    """The declarations of a method's class, with its default fields.
 
     ``linear``: as :attr:`rondo.algorithm.Algorithm.linear`.
     ``plain_loss``: whether all local training is on the plain loss (:func:`rondo.algorithm.plain`).

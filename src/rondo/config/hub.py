@@ -68,7 +68,7 @@ def _short(folder: Path) -> str:
 
 _POINTER_BEGINS = b"version https://git-lfs.github.com/spec/"
 POINTER = "is a pointer of Git LFS and not the file itself: run git lfs pull in its repository"
-"""What is said of a pointer of Git LFS: a small text in place of a large file."""
+"""The fault of a file that is a pointer of Git LFS: a small text in place of a large file."""
 _OF_MODELS = (
     "*.json",
     "*.model",

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from rondo.errors import ConfigError, Problem
 
 NoiseFrom = Literal["server", "sites", "steps"]
-"""Who adds the noise: the server to the sum, each site a share to its masked upload, or each client to its steps."""
+"""The adder of noise: the server to the sum, each site a share to its masked upload, or each client to its steps."""
 Asked = Literal["client DP", "client DP, masked", "example DP", "secure aggregation"]
 _ASKED: Mapping[NoiseFrom, Asked] = {"server": "client DP", "sites": "client DP, masked", "steps": "example DP"}
 _AGAINST = {"reader": "who reads the released model", "server": "the server too"}

@@ -1,4 +1,4 @@
-"""Who takes part in a federation: keys, certificates, and the roster."""
+"""Identities of a federation's parties: keys, certificates, and the roster."""
 
 from rondo.federation.extra import needed
 

@@ -59,7 +59,7 @@ class Transformer(Model):
     """The model's configuration, from transformers."""
     tokenizer: Any
     answer_end: AnswerEnd
-    """What ends an answer."""
+    """The tokens that end an answer."""
     kernels: Mapping[str, Any]
     """The manifest's entry about precision and libraries."""
     config: RunConfig

@@ -141,7 +141,7 @@ def _problems(
     unsupported: Mapping[str, Mapping[nn.Module, str]],
     available: str,
 ) -> Iterator[Problem]:
-    """What is wrong with the layers that PEFT chose. ``unsupported``: paths of others, by reason and layer. Warns of
+    """The faults of the layers that PEFT chose. ``unsupported``: paths of others, by reason and layer. Warns of
     names among ``targets`` that match none."""
     for reason, layers in unsupported.items():
         first = next(iter(layers.values()))

@@ -101,7 +101,7 @@ class ShortcutRefused(Exception):
 
 
 def tried(take: Callable[[], T], *refusals: str | None) -> tuple[T | None, str | None]:
-    """What ``take`` gives, or the reason why the shortcut is not taken: the first of ``refusals``, or its own."""
+    """The result of ``take``, or the reason why the shortcut is not taken: the first of ``refusals``, or its own."""
     if (reason := next(filter(None, refusals), None)) is not None:
         return None, reason
     try:

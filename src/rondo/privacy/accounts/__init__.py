@@ -1,1 +1,1 @@
-"""What was spent: epsilon of sums and of private steps."""
+"""The accounts of spent privacy: epsilon of sums and of private steps."""

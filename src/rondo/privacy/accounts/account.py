@@ -49,7 +49,7 @@ class Entry:
     run: str = ""
     """The run, in an account over several."""
     attempt: int = 0
-    """Of the run; 0 in an account over several."""
+    """The attempt of the run; 0 in an account over several."""
     sum: str = ""
     """SHA-256 of a sum and its noise: the same of the same attempt tells nothing more. Empty for steps."""
     count: int = 1
@@ -223,7 +223,7 @@ class RowAccount:
     _asked: dict[str, Entry] = field(default_factory=dict)
     """The trainings that have no answer yet."""
     _other: list[Entry] = field(default_factory=list)
-    """What the answers since have counted, where it is not what was asked for."""
+    """The counts of the answers since, where they are not what was asked for."""
     _attempt: int = 0
 
     def ask(self, algorithm: Algorithm[Any], state: Any, clients: Sequence[Client], round: Round) -> None:

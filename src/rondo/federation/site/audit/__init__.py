@@ -1,1 +1,1 @@
-"""What has left a site and come to it: a line per letter, and the account of them for people."""
+"""The audit of a site: a line per letter that left it or came to it, and an account for people."""

@@ -1,1 +1,1 @@
-"""What a site's owner allows: the contract, and what is held against it: a plan, an upload, what a run spends."""
+"""The contract of a site's owner, and the checks of a plan, an upload and a run's spending against it."""
