@@ -98,7 +98,7 @@ def test_sentence_transformers_loads_the_export(finished: RunResult, tmp_path: P
 def test_loss_is_that_of_sentence_transformers(finished: RunResult, tmp_path: Path) -> None:
     """Of a batch without texts that are the same, in float32."""
     library = pytest.importorskip("sentence_transformers")
-    from rondo.tasks.language.embedding.pairs import NO_SCORE, Pair, pair_losses, passages
+    from rondo.tasks.language.embedding.pairs import NO_SCORE, TextGroup, passages, similarity_losses
     from rondo.tasks.language.text import TextExample
 
     rondo.export(finished.run_dir, tmp_path / "model", merged=True)
@@ -106,11 +106,11 @@ def test_loss_is_that_of_sentence_transformers(finished: RunResult, tmp_path: Pa
     ranking = library.losses.MultipleNegativesRankingLoss(loaded)
     vectors = torch.randn(8, 3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     theirs = ranking.compute_loss_from_embeddings(list(vectors.unbind(1)), None)
-    rows = [Pair(tuple(TextExample((i, place), NO_SCORE) for place in range(3))) for i in range(8)]
+    rows = [TextGroup(tuple(TextExample((i, place), NO_SCORE) for place in range(3))) for i in range(8)]
     texts = passages(rows)
     targets = {name: torch.tensor([getattr(text, name) for text in texts]) for name in ("row", "place", "name")}
     targets["score"] = torch.full((24,), NO_SCORE, dtype=torch.float64)
-    losses, counts = pair_losses(vectors.reshape(24, 5), targets, 20.0)
+    losses, counts = similarity_losses(vectors.reshape(24, 5), targets, 20.0)
     assert float(losses.sum() / counts.sum()) == pytest.approx(float(theirs), rel=1e-12)
 
 

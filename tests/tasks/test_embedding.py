@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from rondo.tasks.language.embedding.pairs import NO_SCORE, Pair, pair_losses, passages, pooled
+from rondo.tasks.language.embedding.pairs import NO_SCORE, TextGroup, passages, pooled, similarity_losses
 from rondo.tasks.language.embedding.retrieval import EmbeddingTally
 from rondo.tasks.language.text import TextExample
 
 Text = tuple[int, ...]
 
 
-def row(*texts: Text, score: float = NO_SCORE) -> Pair:
-    return Pair(tuple(TextExample(text, score) for text in texts))
+def row(*texts: Text, score: float = NO_SCORE) -> TextGroup:
+    return TextGroup(tuple(TextExample(text, score) for text in texts))
 
 
-def targets(*groups: list[Pair]) -> dict[str, Tensor]:
+def targets(*groups: list[TextGroup]) -> dict[str, Tensor]:
     made = [text for group in groups for text in passages(group)]
     found: dict[str, Tensor] = {n: torch.tensor([getattr(t, n) for t in made]) for n in ("row", "place", "name")}
     return {**found, "score": torch.tensor([t.target for t in made], dtype=torch.float64)}
@@ -40,7 +40,7 @@ def ranking_loss(anchors: Any, candidates: Any, scale: float) -> Any:
 def test_loss_of_pairs_and_triplets_is_the_papers() -> None:
     rows = [row((i, 1), (i, 2), (i, 3)) for i in range(6)]
     vectors = drawn(18)
-    losses, counts = pair_losses(vectors, targets(rows), 20.0)
+    losses, counts = similarity_losses(vectors, targets(rows), 20.0)
     x = vectors.reshape(6, 3, 5).numpy()
     expected = ranking_loss(x[:, 0], np.concatenate([x[:, 1], x[:, 2]]), 20.0)
     assert np.abs(losses[::3].numpy() - expected).max() < 1e-12
@@ -51,7 +51,7 @@ def test_loss_of_pairs_and_triplets_is_the_papers() -> None:
 def test_loss_of_scored_pairs_is_the_squared_error_of_the_cosine() -> None:
     scores = [0.0, 0.5, 1.0, -0.25]
     vectors = drawn(8)
-    losses, _ = pair_losses(vectors, targets([row((i, 1), (i, 2), score=s) for i, s in enumerate(scores)]), 20.0)
+    losses, _ = similarity_losses(vectors, targets([row((i, 1), (i, 2), score=s) for i, s in enumerate(scores)]), 20.0)
     x = vectors.reshape(4, 2, 5).numpy()
     cosines = (x[:, 0] * x[:, 1]).sum(1) / np.linalg.norm(x, axis=2).prod(1)
     assert np.abs(losses[::2].numpy() - (cosines - scores) ** 2).max() < 1e-12
@@ -61,11 +61,11 @@ def test_other_clients_are_no_negatives() -> None:
     """Each client's losses in one call are, bit for bit, those that it has alone."""
     groups = [[row((i, k), (i, k + 1)) for i in range(size)] for k, size in enumerate((4, 1, 7))]
     vectors = drawn(24)
-    together, _ = pair_losses(vectors, targets(*groups), 20.0)
+    together, _ = similarity_losses(vectors, targets(*groups), 20.0)
     parts = torch.split(vectors, [2 * len(group) for group in groups])
-    alone = torch.cat([pair_losses(v, targets(g), 20.0)[0] for v, g in zip(parts, groups, strict=True)])
+    alone = torch.cat([similarity_losses(v, targets(g), 20.0)[0] for v, g in zip(parts, groups, strict=True)])
     assert torch.equal(together, alone)
-    mixed, _ = pair_losses(vectors, targets([r for group in groups for r in group]), 20.0)
+    mixed, _ = similarity_losses(vectors, targets([r for group in groups for r in group]), 20.0)
     assert (mixed[::2] > together[::2]).all()
 
 
@@ -73,16 +73,16 @@ def test_a_text_that_equals_the_positive_is_not_its_negative() -> None:
     rows = [row((1,), (9,)), row((2,), (9,)), row((3,), (8,))]
     vectors = drawn(6)
     vectors[3] = vectors[1]
-    losses, _ = pair_losses(vectors, targets(rows), 20.0)
-    without, _ = pair_losses(vectors[[0, 1, 4, 5]], targets([rows[0], rows[2]]), 20.0)
+    losses, _ = similarity_losses(vectors, targets(rows), 20.0)
+    without, _ = similarity_losses(vectors[[0, 1, 4, 5]], targets([rows[0], rows[2]]), 20.0)
     assert float(losses[0]) == pytest.approx(float(without[0]), abs=1e-12)
 
 
 def test_scored_pairs_have_no_part_in_the_loss_of_others() -> None:
     rows = [row((1,), (2,)), row((3,), (4,), score=0.5), row((5,), (6,))]
     vectors = drawn(6)
-    losses, _ = pair_losses(vectors, targets(rows), 20.0)
-    without, _ = pair_losses(vectors[[0, 1, 4, 5]], targets([rows[0], rows[2]]), 20.0)
+    losses, _ = similarity_losses(vectors, targets(rows), 20.0)
+    without, _ = similarity_losses(vectors[[0, 1, 4, 5]], targets([rows[0], rows[2]]), 20.0)
     assert torch.equal(losses[[0, 4]], without[[0, 2]])
 
 
@@ -96,7 +96,7 @@ def test_pooling_minds_no_padding(pooling: str) -> None:
     assert float((found - expected[pooling]).abs().max()) < 1e-15
 
 
-def scores_of(vectors: Tensor, rows: list[Pair]) -> dict[str, float | None]:
+def scores_of(vectors: Tensor, rows: list[TextGroup]) -> dict[str, float | None]:
     tally = EmbeddingTally("cls")
     found = {**targets(rows), "mask": torch.ones(len(vectors), 1, dtype=torch.long)}
     for part in torch.randperm(len(vectors), generator=torch.Generator().manual_seed(1)).split(4):

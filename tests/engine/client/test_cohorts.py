@@ -37,7 +37,7 @@ from rondo.params import Packed, Params
 from rondo.runs.assembling.wrapping import with_policies
 from rondo.tasks.language.causal_lm import CausalLM
 from rondo.tasks.language.embedding.embedding import Embedding
-from rondo.tasks.language.embedding.pairs import NO_SCORE, Pair
+from rondo.tasks.language.embedding.pairs import NO_SCORE, TextGroup
 from rondo.tasks.language.text import TextExample, TextTask
 from tiny_federation import HEADS, HEADS_OF_KINDS, POISON, Task
 
@@ -130,7 +130,7 @@ def embedding(rated: bool) -> Composed:
         texts = [TextExample(e.ids, NO_SCORE, e.segments) for e in examples(client, 3 * size)]
         rows = [texts[i::size] for i in range(size)]
         scores = [i / size if rated and i % 2 else NO_SCORE for i in range(size)]
-        pairs = [Pair(tuple(replace(t, target=s) for t in row)) for row, s in zip(rows, scores, strict=True)]
+        pairs = [TextGroup(tuple(replace(t, target=s) for t in row)) for row, s in zip(rows, scores, strict=True)]
         members[client] = Member(Client(client, size), tuple(pairs), ())
     task = Embedding(tiny.tokenizer(), TaskConfig(kind="embedding", scale=3.0))
     return Composed(algorithms.get("fedit"), network, task, Population(members, (), {}), config(**ADAMW), initial)

@@ -12,13 +12,13 @@ from torch.nn import functional
 from rondo.config.inputs import TaskConfig
 from rondo.tasks.language.embedding.pairs import (
     NO_SCORE,
-    Pair,
-    PairStore,
     Passage,
+    TextGroup,
+    TextGroupStore,
     opening,
-    pair_losses,
     passages,
     pooled,
+    similarity_losses,
 )
 from rondo.tasks.language.embedding.retrieval import EmbeddingTally
 from rondo.tasks.language.text import TextExample, TextTask, inputs_of
@@ -74,7 +74,7 @@ class Embedding(TextTask):
         columns = [negative] if isinstance(negative, str) else negative
         return next(filter(None, (text_problem(row, number, column) for column in columns)), None)
 
-    def encode(self, rows: Sequence[Row]) -> list[Pair]:
+    def encode(self, rows: Sequence[Row]) -> list[TextGroup]:
         """Texts longer than ``max_length`` tokens are cut."""
         scores, columns = list[float](), list[list[str]]()
         for row in rows:
@@ -85,7 +85,7 @@ class Embedding(TextTask):
         targets = [score for score, names in zip(scores, columns, strict=True) for _ in names]
         texts = [row[name] for row, names in zip(rows, columns, strict=True) for name in names]
         coded = iter(self._coded(texts, targets))
-        return [Pair(tuple(next(coded) for _ in names)) for names in columns]
+        return [TextGroup(tuple(next(coded) for _ in names)) for names in columns]
 
     def _coded(self, texts: Sequence[str], targets: Sequence[float]) -> list[TextExample]:
         if not texts:
@@ -102,22 +102,22 @@ class Embedding(TextTask):
             for i, (ids, target, part) in enumerate(columns)
         ]
 
-    def sequences(self, example: Pair | Passage) -> list[Passage]:
+    def sequences(self, example: TextGroup | Passage) -> list[Passage]:
         return passages([example])
 
-    def lengths(self, example: Pair | Passage) -> tuple[int, ...]:
+    def lengths(self, example: TextGroup | Passage) -> tuple[int, ...]:
         return (example.cost,)
 
-    def trained(self, examples: Sequence[Pair | Passage]) -> list[Passage]:
+    def trained(self, examples: Sequence[TextGroup | Passage]) -> list[Passage]:
         return passages(examples)
 
-    def scored(self, examples: Sequence[Pair]) -> list[Passage]:
+    def scored(self, examples: Sequence[TextGroup]) -> list[Passage]:
         return passages(examples)
 
     def opening(self, example: Any, size: int) -> Any:
         return opening(example, size)
 
-    def collate(self, examples: Sequence[Pair | Passage]) -> tuple[Batch, Batch]:
+    def collate(self, examples: Sequence[TextGroup | Passage]) -> tuple[Batch, Batch]:
         """Targets, one per passage: ``mask`` of its tokens, (passages, tokens); ``row``, ``place``, ``name`` and
         ``score``, (passages,)."""
         texts = passages(examples)
@@ -127,15 +127,15 @@ class Embedding(TextTask):
         return inputs, {**targets, "score": score, "mask": inputs["attention_mask"]}
 
     def loss(self, output: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
-        """See :func:`rondo.tasks.language.embedding.pairs.pair_losses`; output (passages, tokens, width)."""
+        """See :func:`rondo.tasks.language.embedding.pairs.similarity_losses`; output (passages, tokens, width)."""
         vectors = pooled(output, targets["mask"], self.pooling)
-        return pair_losses(vectors, targets, self.config.scale or SCALE)
+        return similarity_losses(vectors, targets, self.config.scale or SCALE)
 
     def tally(self) -> EmbeddingTally:
         return EmbeddingTally(self.pooling)
 
-    def store(self) -> PairStore:
-        return PairStore()
+    def store(self) -> TextGroupStore:
+        return TextGroupStore()
 
     def predictions(self, rows: Sequence[Row], model: Predictor) -> list[dict[str, Any]]:
         """The ``embedding`` of each row's anchor, a list of numbers, of length 1 if the model's are."""

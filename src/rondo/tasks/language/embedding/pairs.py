@@ -33,7 +33,7 @@ class Passage(TextExample):
 
 
 @dataclass(frozen=True)
-class Pair:
+class TextGroup:
     """A row: anchor, positive and negatives. The target of each text is the row's score, or :data:`NO_SCORE`."""
 
     texts: tuple[TextExample, ...]
@@ -42,20 +42,20 @@ class Pair:
     def cost(self) -> int:
         return len(self.texts) * max(text.cost for text in self.texts)
 
-    def opening(self, size: int) -> Pair:
-        return Pair(tuple(_cut(text, size) for text in self.texts))
+    def opening(self, size: int) -> TextGroup:
+        return TextGroup(tuple(_cut(text, size) for text in self.texts))
 
 
 def _cut(text: TextExample, size: int) -> TextExample:
     return replace(text, ids=text.ids[:size], segments=text.segments and text.segments[:size])
 
 
-def opening(example: Pair | Passage, size: int) -> Pair | TextExample:
+def opening(example: TextGroup | Passage, size: int) -> TextGroup | TextExample:
     """``example`` with at most the first ``size`` tokens of each text."""
-    return example.opening(size) if isinstance(example, Pair) else _cut(example, size)
+    return example.opening(size) if isinstance(example, TextGroup) else _cut(example, size)
 
 
-def passages(examples: Sequence[Pair | Passage]) -> list[Passage]:
+def passages(examples: Sequence[TextGroup | Passage]) -> list[Passage]:
     """The texts of a client's batch of rows. Passages stay as they are."""
     names: dict[tuple[int, ...], int] = {}
     result = []
@@ -70,21 +70,21 @@ def passages(examples: Sequence[Pair | Passage]) -> list[Passage]:
     return result
 
 
-class PairStore(Store):
+class TextGroupStore(Store):
     """All examples of a run, in flat arrays (:class:`rondo.tasks.language.text.TokenStore`)."""
 
     def __init__(self) -> None:
         self._texts, self._ends, self._rows_cut = TokenStore("d"), array("q", [0]), 0
 
-    def add(self, examples: Iterable[Pair]) -> range:
+    def add(self, examples: Iterable[TextGroup]) -> range:
         first = len(self._ends) - 1
         for pair in examples:
             self._ends.append(self._texts.add(pair.texts).stop)
             self._rows_cut += any(text.lost for text in pair.texts)
         return range(first, len(self._ends) - 1)
 
-    def __getitem__(self, number: int) -> Pair:
-        return Pair(tuple(self._texts[i] for i in range(self._ends[number], self._ends[number + 1])))
+    def __getitem__(self, number: int) -> TextGroup:
+        return TextGroup(tuple(self._texts[i] for i in range(self._ends[number], self._ends[number + 1])))
 
     def account(self) -> dict[str, int]:
         return {**self._texts.account(), "rows": len(self._ends) - 1, "rows_cut": self._rows_cut}
@@ -112,7 +112,7 @@ def pooled(states: Tensor, mask: Tensor, pooling: str) -> Tensor:
     return (states * real).sum(1) / real.sum(1)
 
 
-def pair_losses(vectors: Tensor, targets: Batch, scale: float) -> tuple[Tensor, Tensor]:
+def similarity_losses(vectors: Tensor, targets: Batch, scale: float) -> tuple[Tensor, Tensor]:
     """Losses and numbers of targets of passages, (passages,) each, which are at the anchors.
 
     ``vectors``: (passages, width)

@@ -46,7 +46,7 @@ class Pair:
         return hashlib.blake2b(numbers.tobytes(), digest_size=16).digest()
 
 
-class PairStore(Store):
+class PreferenceStore(Store):
     """All pairs of a run, in flat arrays (:class:`rondo.tasks.language.text.TokenStore`)."""
 
     def __init__(self) -> None:
@@ -221,5 +221,5 @@ class PairTask(TextTask):
     def tally(self) -> PairTally:
         return PairTally(self.judged)
 
-    def store(self) -> PairStore:
-        return PairStore()
+    def store(self) -> PreferenceStore:
+        return PreferenceStore()
