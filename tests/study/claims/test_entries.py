@@ -365,8 +365,8 @@ def test_list_has_hours_and_data() -> None:
     entry = entries.read("rolora-figure5")
     assert entry.tuning is not None
     assert entry.tuning.size == 5
-    assert entry.hours == pytest.approx(60 * 4 * (5 + 10) / 3600)  # with its search
-    assert "  1.00 h  RoLoRA, Figure 5: " in lines["rolora-figure5"]
+    assert entry.hours == pytest.approx(60 * (4 * 5 + 6 * 10) / 3600)  # with its search, which two arms have not
+    assert " 1.33 h  RoLoRA, Figure 5: " in lines["rolora-figure5"]
     assert lines["rolora-figure5"].endswith("; needs mnist/mnist.npz")
     assert "needs" not in lines["rolora-theorem4-5"]
 

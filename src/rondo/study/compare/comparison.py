@@ -32,7 +32,7 @@ class Comparison:
     ``last``, ``target``, ``at_mb``: what is asked of each curve.
     ``algorithms``: per label, means and standard deviations over seeds, and the ``difference`` to the reference.
     ``columns``: the columns of its tables; none: all.
-    ``together``: with differential privacy, what all runs on the same rows have spent together, in a sentence.
+    ``together``: of private runs, what all runs on the same rows have spent together, in a sentence.
     ``runs``: one dict per run.
     ``stopped``: runs that could not finish, with the reason.
 
