@@ -289,3 +289,12 @@ def test_own_method_with_another_objective_is_refused_in_its_first_round(
     config = changed(config, algorithm={"name": "rondo.algorithms.whole.fedprox:FedProx"})
     with pytest.raises(rondo.ConfigError, match="asks for more than training on the plain loss"):
         rondo.run(config, run_dir=tmp_path / "run", device="cpu")
+
+
+def test_batch_is_dealt_whole_to_processes(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    config = changed(config, train={"trainer": "transformers", "batch_size": 64})
+    with pytest.raises(rondo.ConfigError, match=r"train\.batch_size: 64 rows cannot be dealt to 3 processes"):
+        rondo.run(config, run_dir=tmp_path / "run", device="cpu")

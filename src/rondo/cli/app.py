@@ -193,6 +193,10 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with _full_disk_told():
+            if "TORCHELASTIC_RUN_ID" in os.environ:
+                from rondo.engine.client import torchrun
+
+                torchrun.join()
             app(prog_name="rondo")
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -7,6 +7,7 @@ the mean loss of its steps.
 from __future__ import annotations
 
 import copy
+import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -171,10 +172,13 @@ def _by_trl(local: LocalTraining, trainer: Any, config: Any, rows: Sequence[Row]
 
 def _arguments(local: LocalTraining, folder: str) -> dict[str, Any]:
     """Arguments of transformers' ``Trainer``, and of those derived from it, that follow from the run."""
-    settings = local.settings
+    settings, processes = local.settings, int(os.environ.get("WORLD_SIZE", "1"))
+    if settings.batch_size % processes:
+        message = f"{settings.batch_size} rows cannot be dealt to {processes} processes: take a multiple"
+        raise ConfigError.at("train.batch_size", message)
     return {
         "output_dir": folder,
-        "per_device_train_batch_size": settings.batch_size,
+        "per_device_train_batch_size": settings.batch_size // processes,
         "num_train_epochs": local.epochs or 1,
         "max_steps": -1 if local.steps is None else local.steps,
         "lr_scheduler_type": "constant",

@@ -22,13 +22,14 @@ TORCH = (
     "nn.modules.batchnorm._BatchNorm",
     "nn.modules.conv._ConvNd",
     "nn.modules.dropout._DropoutNd",
+    "nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model",
     "ops.mkldnn._is_mkldnn_bf16_supported",
     "ops.mkldnn._linear_pointwise",
     "ops.aten.mm.default._overloadpacket",
     "Tensor._version",
 )
 PRIVATE = re.compile(
-    r"torch\._(?!_)|_python_dispatch|nn\.modules\.\w+\._|ops\.mkldnn|\._(parameters|buffers|overloadpacket)\b"
+    r"torch\._(?!_)|\._set_params\w+|_python_dispatch|nn\.modules\.\w+\._|ops\.mkldnn|\._(parameters|buffers|overloadpacket)\b"
     r"|\w\._version\b|(?<!set)_attn_implementation\"|\._attn_implementation|\._model_mapping|\._weight_conversions"
 )
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import random
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
 from rondo import own_code
 from rondo.algorithm import ClientFailed, Fit, FitOptions, plain, unbounded
 from rondo.config.rules.trainer import place_of
+from rondo.engine.client import torchrun
 from rondo.engine.client.trainer import CohortTrainer
 from rondo.engine.trainers import LocalTraining
 from rondo.errors import ConfigError, StopRequested
@@ -74,7 +72,7 @@ class OwnTrainer(CohortTrainer):
         seed = self.round.attempt_generator("data", client.id, self._fits).initial_seed() % 2**31
         self._fits += 1
         before = client_row(pick(params, options.train & ~buffer), 0)
-        with seeded(seed, self.network.device), _streams(seed):
+        with seeded(seed, self.network.device), torchrun.streams(seed):
             lent = self.model.lend(client_row(params, 0), self.base, before)
             rate = self.lr if options.lr is None else options.lr
             facts = (epochs, steps, rate, seed, self.config, lent.tokenizer, self.labels, self.task, tuple(examples))
@@ -105,7 +103,7 @@ class OwnTrainer(CohortTrainer):
         name = f"{self.config.trainer!r} at client {local.client}"
         try:
             with torch.enable_grad():
-                loss: Any = self.function(local)
+                loss: Any = torchrun.together(place_of(str(self.config.trainer)), self.function, local)
         except (ConfigError, ClientFailed, StopRequested):
             raise
         except Exception as error:  # the user's function may raise anything
@@ -119,16 +117,3 @@ class OwnTrainer(CohortTrainer):
         except (TypeError, ValueError):
             message = f"{name} returned a {type(loss).__name__}: return nothing, or the mean loss as a number"
             raise ConfigError.at(_KEY, message) from None
-
-
-@contextmanager
-def _streams(seed: int) -> Iterator[None]:
-    """Seed the generators of Python and NumPy, and restore them afterwards."""
-    pythons, numpys = random.getstate(), np.random.get_state()
-    random.seed(seed)
-    np.random.seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(pythons)
-        np.random.set_state(numpys)

@@ -53,3 +53,9 @@ def operation(func: Any) -> Any:
 def holders(layer: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     """The dictionaries in which a layer keeps its own parameters and buffers."""
     return layer._parameters, layer._buffers
+
+
+def equal_in_all_processes(model: nn.Module, names: list[str]) -> None:
+    """``DistributedDataParallel`` need not send the tensors ``names`` of ``model``."""
+    leave_out: Any = nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+    leave_out(model, names)
