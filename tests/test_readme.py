@@ -77,7 +77,7 @@ def test_methods_with_rank_budgets() -> None:
 
 def test_methods_with_server_optimizers() -> None:
     methods = {name: algorithms.get(name) for name in algorithms.names()}
-    stepped = {n: m for n, m in methods.items() if m.linear and m.traits.same_coordinates and not m.traits.server_step}
+    stepped = {n: m for n, m in methods.items() if m.linear and m.traits.server in ("mean", "restart")}
     accepted = {n for n, m in stepped.items() if m.traits.keeps != everything}
     assert names_in(section(METHODS, "Server optimizers")) == accepted
 

@@ -49,26 +49,28 @@ class Traits:
     of the gradient's norm."""
     least_squares: bool = False
     """Clients minimise exactly, so the task must be one of least squares."""
-    server_step: bool = False
-    """The method defines its server's step itself, so no server optimizer takes its place."""
-    same_coordinates: bool = True
-    """Uploads are new values of the broadcast tensors, so the differences may be scaled or go to a server optimizer."""
+    server: Literal["mean", "restart", "step", "other"] = "mean"
+    """What the next broadcast is to the uploads. "mean": they are new values of its tensors, so the differences may be
+    scaled or go to a server optimizer. "restart": as "mean", and the server may start factors anew (FedLoRU after
+    ``tau`` rounds). Numbers that a client held back of the old ones mean nothing to the new ones. "step": the method
+    defines its server's step itself, so no server optimizer takes its place. "other": the server changes coordinates.
+    """
     readable: bool = True
     """An expanded upload, put in place of the broadcast tensors, is its client's model. If False, aggregating that
     upload alone gives the client's model."""
-    varying_shapes: bool = False
-    """A client's data decide the shapes of its uploads, e.g. by a choice of slots (LoRA-A2), so the server cannot tell
-    them beforehand. :meth:`rondo.algorithm.Algorithm.expand` then checks them and raises
-    :class:`rondo.algorithm.UnreadableUpload`."""
-    packed: bool = False
-    """Uploads are packed numbers (:mod:`rondo.algorithms.wrappers.compressed`), which
-    :meth:`rondo.algorithm.Algorithm.expand` checks, raising :class:`rondo.algorithm.UnreadableUpload`."""
-    renews_factors: bool = False
-    """The server may start factors anew (FedLoRU after ``tau`` rounds). Numbers that a client held back of the old ones
-    mean nothing to the new ones."""
+    form: Literal["full", "chosen", "packed"] = "full"
+    """The form of uploads. If it is not "full", :meth:`rondo.algorithm.Algorithm.expand` checks an upload and raises
+    :class:`rondo.algorithm.UnreadableUpload`. "chosen": a client's data decide the shapes, e.g. by a choice of slots
+    (LoRA-A2), so the server cannot tell them beforehand. "packed": packed numbers
+    (:mod:`rondo.algorithms.wrappers.compressed`)."""
     scored_after_adapting: bool = False
     """Scores are of a client's model after :meth:`rondo.algorithm.Algorithm.adapt`. Per-FedAvg's model is made to be
     good after a step on the client's rows, which :meth:`rondo.algorithm.Algorithm.view`, a pure map, cannot take."""
     row_steps: bool = True
     """A client uses gradients for its steps alone, each a mean of the gradients of single rows. If False, the noise of
     such a step is not in all that the client sends, or no gradient is of one row."""
+
+    @property
+    def same_coordinates(self) -> bool:
+        """Whether uploads are new values of the broadcast tensors."""
+        return self.server != "other"

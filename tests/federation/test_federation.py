@@ -65,7 +65,7 @@ def of_method(folder: Path, name: str) -> dict[str, Any]:
     """Three rounds with two of three clients, state at the server and at the clients."""
     method = algorithms.get(name)
     sends = method.traits.keeps != everything
-    steps = sends and method.linear and method.traits.same_coordinates and not method.traits.server_step
+    steps = sends and method.linear and method.traits.server in ("mean", "restart")
     return config(
         folder,
         rounds=3,

@@ -43,7 +43,7 @@ def run_settings(model: Path, rows: Path, name: str = "rolora", **changes: Any) 
     """Three rounds with state on the server and at the clients; two of three clients per round."""
     method = algorithms.get(name)
     sends = method.traits.keeps != everything
-    steps = sends and method.linear and method.traits.same_coordinates and not method.traits.server_step
+    steps = sends and method.linear and method.traits.server in ("mean", "restart")
     sections = {
         "rounds": 3,
         "algorithm": {"name": name},

@@ -76,17 +76,17 @@ def _of_sums(traits: Traits, linear: bool) -> dict[Option, str]:
         reasons["secure aggregation"] = "an upload's weight follows from its tensors, which the server would not see"
         reasons["client DP"] = "an upload's weight follows from its tensors, so one client may count any amount"
         reasons |= dict.fromkeys(_PACKED, "an upload's weight follows from its tensors, and packed ones have another")
-    elif traits.varying_shapes:
+    elif traits.form == "chosen":
         reasons |= dict.fromkeys(_PACKED, "a client's data decide which values it sends, so their sizes are not known")
-    if not traits.same_coordinates:
+    if traits.server == "other":
         reasons.setdefault("top-k", f"its server puts what it gets into other coordinates, where {_LOST}")
         reasons["server optimizer"] = (
             "its server puts what it gets into other coordinates than what it sent, so the difference is no direction "
             "to step in"
         )
-    elif traits.renews_factors:
+    elif traits.server == "restart":
         reasons.setdefault("top-k", f"its server starts factors anew, and to them {_LOST}")
-    if traits.same_coordinates and traits.server_step:
+    elif traits.server == "step":
         reasons["server optimizer"] = "it defines its server's step itself, so no optimizer can take its place"
     return reasons
 

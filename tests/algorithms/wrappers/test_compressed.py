@@ -192,7 +192,7 @@ def test_numbers_held_back_are_of_tensors_that_go_on(name: str) -> None:
         run.step(index)
 
 
-@pytest.mark.parametrize("name", [n for n, a in MADE.items() if a.traits.renews_factors])
+@pytest.mark.parametrize("name", [n for n, a in MADE.items() if a.traits.server == "restart"])
 def test_methods_that_renew_factors_do(name: str) -> None:
     """So that the trait is not claimed in vain: in some round, the mean is not what comes out."""
     algorithm, run, moved = MADE[name], Run(MADE[name], 0), False

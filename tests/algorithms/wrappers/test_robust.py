@@ -38,6 +38,7 @@ from rondo.lowrank import LowRank
 from rondo.params import everything
 from rondo.runs.assembling.wrapping import make_algorithm
 from rondo.testing.testbed import TwoLayers
+from rondo.traits import Traits
 
 Vectors = NDArray[np.float64]
 NAMES = [n for n in algorithms.names() if algorithms.entry(n).traits.keeps != everything]  # the others send nothing
@@ -306,17 +307,16 @@ def test_too_few_uploads_change_nothing() -> None:
     assert robust.aggregate(state, received[:5], round) is not state
 
 
-@pytest.mark.parametrize("same_coordinates", [True, False])
-def test_mean_of_a_rule_counts_every_upload_once(same_coordinates: bool) -> None:
+@pytest.mark.parametrize(("server", "rule"), [("mean", "median"), ("other", "trimmed-mean")])
+def test_mean_of_a_rule_counts_every_upload_once(server: Any, rule: Rule) -> None:
     """Whatever weights they claim. Uploads in other coordinates have no start to be measured from."""
-    inner: Any = Mock(linear=True, same_coordinates=same_coordinates)
+    inner: Any = Mock(linear=True, traits=Traits(exact=True, server=server))
     inner.expand.side_effect = lambda state, upload: upload
     state, round = ServerState({"a": torch.full((2, 1), -9.0), "c": torch.zeros(1)}), Round(3, 8, 0, 3)
     sent = [
         Upload(Client(str(k), 1), {"a": torch.full((2, 1), float(k)), "b": torch.full((3,), -k)}, 10.0**k)
         for k in range(5)
     ]
-    rule: Rule = "median" if same_coordinates else "trimmed-mean"
     assert Robust(inner, rule, 1).aggregate(state, iter(sent), round) is inner.finish.return_value
     assert [call.args for call in inner.expand.call_args_list] == [(state, upload) for upload in sent]
     (given, mean, at), _ = inner.finish.call_args
@@ -328,18 +328,18 @@ def test_mean_of_a_rule_counts_every_upload_once(same_coordinates: bool) -> None
 def test_origin_matters_by_the_coordinates_of_the_uploads() -> None:
     """Clipping is around the broadcast tensors, or around zero where uploads are in other coordinates."""
     means = []
-    for same_coordinates in (True, False):
-        inner: Any = Mock(linear=True, same_coordinates=same_coordinates)
+    for server in ("mean", "other"):
+        inner: Any = Mock(linear=True, traits=Traits(exact=True, server=server))
         inner.expand.side_effect = lambda state, upload: upload
         sent = [Upload(Client(str(k), 1), {"a": torch.tensor([value])}, 1.0) for k, value in enumerate((2.0, 3.0, 7.0))]
-        Robust(inner, "clip", 1).aggregate(ServerState({"a": torch.tensor([1.0])}), sent, Round(0, 8, 0, 3))
+        Robust(inner, "clip", 1).aggregate(ServerState({"a": torch.tensor([4.0])}), sent, Round(0, 8, 0, 3))
         means.append(float(inner.finish.call_args.args[1].params["a"]))
-    assert means == pytest.approx([1 + (1 + 2 + 2) / 3, (2 + 3 + 3) / 3])
+    assert means == pytest.approx([4 + (-2 - 1 + 2) / 3, (2 + 3 + 3) / 3])
 
 
 @pytest.mark.parametrize("rule", ["clip", "krum", "multi-krum"])
 def test_server_of_single_uploads_gets_state_and_round(rule: Rule) -> None:
-    inner: Any = Mock(linear=False, same_coordinates=True)
+    inner: Any = Mock(linear=False, traits=Traits(exact=True))
     inner.expand.side_effect = lambda state, upload: upload
     state, round = ServerState({"a": torch.ones(1)}), Round(3, 8, 0, 3)
     sent = [Upload(Client(str(k), 1), {"a": torch.ones(1)}, 2.0) for k in range(3)]

@@ -29,10 +29,10 @@ from rondo.testing.laws import LAWS
 from rondo.testing.run import Run
 
 MADE = {n: algorithms.get(n) for n in algorithms.names()}
-ALLOWED = {n: a for n, a in MADE.items() if a.linear and a.traits.same_coordinates and not a.traits.server_step}
+ALLOWED = {n: a for n, a in MADE.items() if a.linear and a.traits.server in ("mean", "restart")}
 REFUSED = {n: a for n, a in MADE.items() if n not in ALLOWED}
 
-NEEDS = "a server optimizer needs a linear algorithm with same_coordinates and without server_step"
+NEEDS = 'a server optimizer needs a linear algorithm whose server is "mean" or "restart"'
 QUALIFIES = {"linear": True, "traits": Traits(exact=True)}
 
 MOVES_BY_ITSELF = ("consensus", "zero steps", "exactness", "whole tensors")
@@ -80,8 +80,8 @@ def test_other_algorithms_are_refused(name: str) -> None:
     "lacks",
     [
         {"linear": False},
-        {"traits": Traits(exact=True, same_coordinates=False)},
-        {"traits": Traits(exact=True, server_step=True)},
+        {"traits": Traits(exact=True, server="other")},
+        {"traits": Traits(exact=True, server="step")},
     ],
     ids=str,
 )

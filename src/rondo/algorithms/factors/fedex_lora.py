@@ -72,7 +72,7 @@ class FedExLoRA(Algorithm[BaseState]):
     @property
     def traits(self) -> Traits:  # type: ignore[override]
         plain = not self.sketch
-        return Traits(exact=plain, same_coordinates=plain, readable=plain)
+        return Traits(exact=plain, server="mean" if plain else "other", readable=plain)
 
     @property
     def linear(self) -> bool:

@@ -39,7 +39,7 @@ class FedHM(Algorithm[ServerState]):
     2021.
     """
 
-    traits = Traits(exact=False, client_ranks=True, same_coordinates=False)
+    traits = Traits(exact=False, client_ranks=True, server="other")
 
     def broadcast(self, state: ServerState, client: Client, round: Round) -> Shared:
         return Shared(cut_rank(state.params, client.rank))

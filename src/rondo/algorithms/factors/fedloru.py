@@ -42,7 +42,7 @@ class FedLoRU(Accumulating):
     Implicit Regularization, 2024.
     """
 
-    traits = Traits(exact=False, renews_factors=True)
+    traits = Traits(exact=False, server="restart")
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         return trained_uploads(shared.params, trainer), local

@@ -52,7 +52,7 @@ class FedMomentum(Algorithm[MomentumState]):
 
     @property
     def traits(self) -> Traits:  # type: ignore[override]
-        return Traits(exact=self.tau == 1, same_coordinates=False)
+        return Traits(exact=self.tau == 1, server="other")
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> MomentumState:
         start = BaseState.start(params, weights)

@@ -34,7 +34,7 @@ class FedSVD(Algorithm[ServerState]):
     Reference: Lee et al., FedSVD: Adaptive Orthogonalization for Private Federated Learning with LoRA, 2025.
     """
 
-    traits = Traits(exact=True, same_coordinates=False, default_head="frozen")
+    traits = Traits(exact=True, server="other", default_head="frozen")
     period: int = 1
 
     def __post_init__(self) -> None:

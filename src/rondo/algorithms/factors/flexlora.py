@@ -68,7 +68,7 @@ class FlexLoRA(Algorithm[ServerState]):
 
     @property
     def traits(self) -> Traits:  # type: ignore[override]
-        return Traits(exact=False, client_ranks=True, same_coordinates=False, readable=not self.sketch)
+        return Traits(exact=False, client_ranks=True, server="other", readable=not self.sketch)
 
     @property
     def linear(self) -> bool:

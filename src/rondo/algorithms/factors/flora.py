@@ -42,7 +42,7 @@ class FLoRA(Algorithm[BaseState]):
     NeurIPS 2024.
     """
 
-    traits = Traits(exact=True, client_ranks=True, same_coordinates=False)
+    traits = Traits(exact=True, client_ranks=True, server="other")
     client_scale: ClientScale = "run"
 
     def __post_init__(self) -> None:

@@ -45,7 +45,7 @@ class FLoRG(Grams):
     2026.
     """
 
-    traits = Traits(exact=False, same_coordinates=False, readable=False)
+    traits = Traits(exact=False, server="other", readable=False)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         fit = trainer.fit(shared.params, train=gram | whole, objective=lambda p, loss: loss(gram_view(p)))

@@ -44,7 +44,7 @@ class LoRAA2(Algorithm[ServerState]):
     2025 (arXiv 2410.22815): eqs. (4) to (6), algorithms 1 and 2.
     """
 
-    traits = Traits(exact=True, client_ranks=True, default_head="frozen", varying_shapes=True)
+    traits = Traits(exact=True, client_ranks=True, default_head="frozen", form="chosen")
     lr_ratio: float = 5.0
 
     def __post_init__(self) -> None:

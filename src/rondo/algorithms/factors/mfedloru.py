@@ -38,7 +38,7 @@ class MFedLoRU(Accumulating):
     Reference: Park and Klabjan, 2024, appendix C.3.
     """
 
-    traits = Traits(exact=False, client_ranks=True, renews_factors=True)
+    traits = Traits(exact=False, client_ranks=True, server="restart")
     nested_scale: float = 0.5
 
     def __post_init__(self) -> None:

@@ -35,7 +35,7 @@ class PFedLoRU(Accumulating):
     Reference: Park and Klabjan, 2024, appendix C.2.
     """
 
-    traits = Traits(exact=False, personal=True, renews_factors=True)
+    traits = Traits(exact=False, personal=True, server="restart")
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> BaseState:
         return BaseState.start(with_personal(params, round), weights)

@@ -40,7 +40,7 @@ class RaFLoRA(Algorithm[ServerState]):
     Reference: Wu et al., Preventing Rank Collapse in Federated Low-Rank Adaptation with Client Heterogeneity, 2026.
     """
 
-    traits = Traits(exact=False, client_ranks=True, same_coordinates=False)
+    traits = Traits(exact=False, client_ranks=True, server="other")
     split: Split = "up"
 
     def __post_init__(self) -> None:

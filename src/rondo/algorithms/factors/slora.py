@@ -42,7 +42,7 @@ class SLoRA(Algorithm[ServerState]):
     Reference: Babakniya et al., SLoRA: Federated Parameter Efficient Fine-Tuning of Language Models, 2023.
     """
 
-    traits = Traits(exact=False, same_coordinates=False)
+    traits = Traits(exact=False, server="other")
     sparse_rounds: int = 5
     density: float = 0.01
     units: Units = "scale"

@@ -62,7 +62,7 @@ class FedRepLinear(Algorithm[RepresentationState]):
         default_head="local",
         least_squares=True,
         plain_sgd=True,
-        same_coordinates=False,
+        server="other",
         readable=False,
     )
     head_steps: int = 0

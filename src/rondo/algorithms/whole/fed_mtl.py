@@ -37,7 +37,7 @@ class FedMTL(Algorithm[ServerState]):
     Reference: Smith et al., Federated Multi-Task Learning, NIPS 2017, eq. (1).
     """
 
-    traits = Traits(exact=False, needs_factors=False, personal=True, server_step=True)
+    traits = Traits(exact=False, needs_factors=False, personal=True, server="step")
     lam: float = 1.0
 
     def __post_init__(self) -> None:

@@ -43,7 +43,7 @@ class L2GD(Algorithm[ServerState]):
     algorithm 1 and section 4.
     """
 
-    traits = Traits(exact=False, needs_factors=False, personal=True, server_step=True)
+    traits = Traits(exact=False, needs_factors=False, personal=True, server="step")
     lam: float = 1.0
     p: float = 0.9
 

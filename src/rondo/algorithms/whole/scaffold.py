@@ -77,7 +77,7 @@ class Scaffold(Algorithm[ServerState]):
             exact=False,
             needs_factors=False,
             weighting="equal",
-            server_step=True,
+            server="step",
             plain_sgd=plain,
             row_steps=plain,
         )

@@ -170,7 +170,7 @@ class Compressed(StateWrapper[CompressedState]):
 
     @property
     def traits(self) -> Traits:  # type: ignore[override]
-        return replace(self.algorithm.traits, exact=False, packed=True)
+        return replace(self.algorithm.traits, exact=False, form="packed")
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> CompressedState:
         return CompressedState(self.algorithm.init(params, weights, round), replace(round, skipped=0))

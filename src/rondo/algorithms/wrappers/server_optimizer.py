@@ -113,8 +113,8 @@ class ServerStepState(InnerState):
 @final
 @dataclass(frozen=True)
 class ServerStep(StateWrapper[ServerStepState]):
-    """``algorithm`` with ``optimizer`` on its server. It must be linear, have ``same_coordinates`` and no
-    ``server_step`` of its own.
+    """``algorithm`` with ``optimizer`` on its server. It must be linear, with "mean" or "restart" as
+    :attr:`rondo.traits.Traits.server`.
 
     The wrapper stays linear: uploads are folded as they arrive. It is never exact, whatever ``algorithm`` is. A tensor
     that no client uploads in a round keeps its moments. A tensor whose next value is not x + step loses them: FedLoRU's
@@ -125,11 +125,8 @@ class ServerStep(StateWrapper[ServerStepState]):
     optimizer: ServerOptimizer
 
     def __post_init__(self) -> None:
-        algorithm = self.algorithm
-        if not (algorithm.linear and algorithm.traits.same_coordinates) or algorithm.traits.server_step:
-            raise ValueError(
-                "a server optimizer needs a linear algorithm with same_coordinates and without server_step"
-            )
+        if not self.algorithm.linear or self.algorithm.traits.server not in ("mean", "restart"):
+            raise ValueError('a server optimizer needs a linear algorithm whose server is "mean" or "restart"')
 
     @property
     def traits(self) -> Traits:  # type: ignore[override]

@@ -139,7 +139,7 @@ class Admission:
         return [self._trial(c) for c in {c.rank: c for c in self._clients.values()}.values()]
 
     def _bytes(self, trial: Upload) -> int:
-        if not self.algorithm.traits.varying_shapes:
+        if self.algorithm.traits.form != "chosen":
             return num_bytes(trial.params)
         # At most every number that it can expand to, and as many again to say which of them it holds.
         return 2 * num_bytes(self.algorithm.expand(self.state, trial).params)
@@ -155,10 +155,10 @@ class Admission:
 
     def _content(self, upload: Upload) -> Upload:
         trial = self._trial(self._clients[upload.client.id])
-        expected = trial.params
+        expected, form = trial.params, self.algorithm.traits.form
         for name, tensor in expected.items():
-            _must_be_like(name, upload.params[name], tensor, shapes=not self.algorithm.traits.varying_shapes)
-        if self.algorithm.traits.varying_shapes or self.algorithm.traits.packed:
+            _must_be_like(name, upload.params[name], tensor, shapes=form != "chosen")
+        if form != "full":
             self._must_expand(upload, trial)
         # In one order for all clients: methods and rules may lay a client's tensors end to end.
         params = {name: upload.params[name] for name in expected}

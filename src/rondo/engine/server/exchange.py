@@ -159,7 +159,7 @@ class Exchange:
     def _hold(self, upload: Upload) -> None:
         """Keep ``upload``, unpacked, unless the uploads exceed ``HELD_BYTES``: then none is kept."""
         algorithm = self.setting.algorithm
-        if self._held_bytes <= HELD_BYTES and algorithm.traits.packed:
+        if self._held_bytes <= HELD_BYTES and algorithm.traits.form == "packed":
             upload = algorithm.expand(self.setting.state, upload)
         self._held_bytes += num_bytes(upload.params)
         if self._held_bytes <= HELD_BYTES:
