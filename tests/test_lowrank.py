@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rondo.algorithm import Client, Upload, weighted_mean
 from rondo.algorithms.parts.gram import gram_align, gram_sketch, gram_top
-from rondo.lowrank import GrowingSum, LowRank, mean_product, polar, residual, row_basis, top_factors, total
+from rondo.lowrank import GrowingSum, LowRank, mean_product, polar, residual, row_basis, top_factors
 from rondo.params import Packed, Params
 
 few = settings(max_examples=60)
@@ -58,7 +58,7 @@ def test_arithmetic_equals_that_of_dense_matrices(seed: int, out: int, inp: int,
     near((-x).dense(), -x.dense())
     near((factor * x).dense(), factor * x.dense())
     near((x * factor).dense(), factor * x.dense())
-    near(total([x, y, x]).dense(), 2 * x.dense() + y.dense())
+    near(sum([y, x], x).dense(), 2 * x.dense() + y.dense())
     assert (x + y).rank == r + q
     assert (x + y).shape == (out, inp) == tuple(x.dense().shape)
 
@@ -155,11 +155,6 @@ def test_rank_below_one_is_an_error(rank: int) -> None:
 def test_mismatched_factors_are_an_error() -> None:
     with pytest.raises(ValueError, match="ranks differ"):
         LowRank(torch.zeros(3, 2), torch.zeros(3, 4))
-
-
-def test_empty_sum_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no low-rank matrices"):
-        total([])
 
 
 def test_to_converts_both_factors() -> None:
@@ -770,7 +765,7 @@ def test_float32_sum_is_as_exact_as_its_stack(rank: int) -> None:
     exact = sum((c.dense() for c in chunks), torch.zeros(out, inp, dtype=torch.float64))
     single = [c.to(torch.float32) for c in chunks]
     dense = functools.reduce(operator.add, single[1:], GrowingSum.of(single[0])).dense
-    stacked = total(single).dense()
+    stacked = sum(single[1:], single[0]).dense()
     assert dense is not None
     errors = [float((m.double() - exact).norm() / exact.norm()) for m in (dense, stacked)]
     assert errors[0] < 2 * errors[1]

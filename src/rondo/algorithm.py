@@ -69,11 +69,10 @@ class Loss:
     """The network's loss on the current batch, given tensors as ``view`` returns them; shape (K,), one per client.
 
     >>> from rondo.algorithm import Round
-    >>> from rondo.params import add_client_axis
+    >>> from rondo.params import add_client_axis, sq_norm
     >>> from rondo.testing import SgdTrainer, TwoLayers
     >>> problem = TwoLayers.make(seed=0)  # three clients
     >>> trainer = SgdTrainer(problem.clients, Round(0, 1, seed=0, population=3), problem.loss)
-    >>> from rondo.params import sq_norm
     >>> def decayed(params, loss):  # an objective: the network's loss at these tensors, and a penalty, shape (K,)
     ...     return loss(params) + 0.01 * sq_norm(params)
     >>> trainer.fit(add_client_axis(problem.params, size=3), objective=decayed).loss.shape
@@ -82,26 +81,22 @@ class Loss:
 
     whole: Callable[[Params], Tensor]
     """The loss on all rows."""
-    parts: Callable[[float], tuple[Loss, Loss]]
-    """:meth:`split`."""
+    split: Callable[[float], tuple[Loss, Loss]]
+    """The losses on a share of each client's rows and on the others, divided by :func:`split_rows`."""
     rows: Tensor
     """The number of rows of each client in the batch, shape (K,)."""
 
     def __call__(self, seen: Params) -> Tensor:
         return self.whole(seen)
 
-    def split(self, share: float = 0.5) -> tuple[Loss, Loss]:
-        """The losses on ``share`` of each client's rows and on the others, divided by :func:`split_rows`."""
-        return self.parts(share)
-
     def beside(self, others: Params) -> Loss:
         """This loss, with ``others`` in place of the tensors of their names."""
 
-        def parts(share: float) -> tuple[Loss, Loss]:
+        def split(share: float) -> tuple[Loss, Loss]:
             one, other = self.split(share)
             return one.beside(others), other.beside(others)
 
-        return Loss(lambda seen: self({**seen, **others}), parts, self.rows)
+        return Loss(lambda seen: self({**seen, **others}), split, self.rows)
 
 
 def split_rows(count: int, share: float) -> tuple[list[int], list[int]]:
@@ -203,11 +198,10 @@ class Trainer(ABC):
     """Models, data and optimizers of K clients, lent to the algorithm for one round.
 
     >>> from rondo.algorithm import Round
-    >>> from rondo.params import add_client_axis
+    >>> from rondo.params import add_client_axis, pick, up
     >>> from rondo.testing import SgdTrainer, TwoLayers
     >>> problem = TwoLayers.make(seed=0)  # three clients
     >>> trainer = SgdTrainer(problem.clients, Round(0, 1, seed=0, population=3), problem.loss)
-    >>> from rondo.params import pick, up
     >>> fit = trainer.fit(add_client_axis(problem.params, size=3), train=up)  # B of every layer
     >>> uploads = trainer.upload(pick(fit.params, up))
     >>> [(upload.client.id, upload.weight) for upload in uploads]
@@ -293,12 +287,8 @@ class BaseState:
 class HasParams(Protocol):
     """The state of a method: any frozen dataclass with ``params``.
 
-    >>> from dataclasses import dataclass
-    >>> from rondo.params import Params
-    >>> @dataclass(frozen=True)
-    ... class WithMomentum:  # the mean of the uploads replaces params
-    ...     params: Params
-    ...     momentum: Params
+    >>> from rondo.algorithm import HasParams, ServerState
+    >>> state: HasParams = ServerState({})
     """
 
     @property
@@ -402,8 +392,7 @@ class Algorithm(ABC, Generic[S]):
         return self.finish(state, weighted_mean(self.expand(state, u) for u in uploads), round)
 
     def measures(self, state: S) -> Mapping[str, float]:
-        """Numbers about the last aggregation that only the server knows, by name, for the round's record. Default:
-        none."""
+        """Numbers that the server alone knows of the last aggregation, by name, for the record. Default: none."""
         return {}
 
     def view(self, shared: Shared, local: Params) -> Params:

@@ -7,7 +7,7 @@ where the matrix has fewer numbers than its factors.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -76,7 +76,8 @@ class LowRank:
         return LowRank(-self.up, self.down)
 
     def __add__(self, other: LowRank) -> LowRank:
-        """The sum, of rank ``self.rank + other.rank``. The factors are stacked; nothing is computed."""
+        """The sum, of rank ``self.rank + other.rank``. The factors are stacked; nothing is computed. Of several:
+        ``sum(later, first)``."""
         return LowRank(torch.cat([self.up, other.up], -1), torch.cat([self.down, other.down], -2))
 
     def __sub__(self, other: LowRank) -> LowRank:
@@ -274,20 +275,6 @@ def _folded(matrix: Tensor, chunk: LowRank) -> Tensor:
     """``matrix + chunk``, computed in float64 and rounded once."""
     up, down = (factor.double().contiguous() for factor in (chunk.up, chunk.down))
     return torch.addmm(matrix.double(), up, down).to(matrix.dtype)
-
-
-def total(parts: Iterable[LowRank]) -> LowRank:
-    """The sum of several low-rank matrices, as one stack of factors. Raises ValueError if there are none.
-
-    >>> import torch
-    >>> from rondo.lowrank import LowRank, total
-    >>> total(LowRank(torch.ones(7, 2), torch.ones(2, 5)) for _ in range(3)).rank
-    6
-    """
-    chunks = list(parts)
-    if not chunks:
-        raise ValueError("the sum of no low-rank matrices has no shape")
-    return reduce(LowRank.__add__, chunks)
 
 
 def mean_product(ups: Sequence[Tensor], downs: Sequence[Tensor], weights: Sequence[float]) -> LowRank:

@@ -27,7 +27,7 @@ from rondo.engine.server.ledger import Ledger
 from rondo.engine.transport import Observer
 from rondo.engine.wire import serialization
 from rondo.engine.wire.parcel import version
-from rondo.lowrank import GrowingSum, LowRank, total
+from rondo.lowrank import GrowingSum, LowRank
 from rondo.params import HEAD_PREFIX, adapted_modules, head, num_bytes, pick
 from rondo.privacy.sums import sum as sums
 from rondo.privacy.sums.sum import sample
@@ -657,7 +657,7 @@ def test_dense_base_change_acts_as_its_factors() -> None:
         chunks = [
             LowRank(*(torch.randn(s, generator=g).double() / 50 for s in ((out, rank), (rank, inp)))) for rank in ranks
         ]
-        stacks[path] = GrowingSum(3, total(chunks), ranks)
+        stacks[path] = GrowingSum(3, sum(chunks[1:], chunks[0]), ranks)
         sums[path] = GrowingSum.of(chunks[0]) + chunks[1] + chunks[2]
         assert sums[path].dense is not None
     on_device = sim.network.on_device(sums)

@@ -18,25 +18,25 @@ Checks = Callable[[Mapping[str, Any], bool], Iterator[Problem]]
 """Yields the faults of the section ``[task]``, given its keys and whether the data are the user's own."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Kind:
     """One kind of task."""
 
     cls: str
     """Its class, as ``package.module:Class``."""
-    inputs: Literal["text", "image", "numbers"]
+    inputs: Literal["text", "image", "numbers"] = "text"
     """Content of a row. Text needs the model's tokenizer."""
-    auto: str | None
+    auto: str | None = None
     """Transformers' class for its models; None if it has none."""
-    outputs: int | None
+    outputs: int | None = None
     """Outputs of the head; None: one per label."""
-    peft: Literal["SEQ_CLS", "TOKEN_CLS", "CAUSAL_LM", "SEQ_2_SEQ_LM", "FEATURE_EXTRACTION"] | None
+    peft: Literal["SEQ_CLS", "TOKEN_CLS", "CAUSAL_LM", "SEQ_2_SEQ_LM", "FEATURE_EXTRACTION"] | None = None
     """PEFT's name for it; None if it has none."""
-    pipeline: str | None
+    pipeline: str | None = None
     """The hub's name for it; None if it has none."""
-    head: bool
+    head: bool = True
     """Whether its models have a task head."""
-    builtin: str | None
+    builtin: str | None = None
     """The data if the user names none; None if the user must."""
     metrics: Mapping[str, bool]
     """Metrics that ``task.metric`` may name, and whether higher is better; the first is the task's own. Rows with
@@ -159,57 +159,42 @@ def _unused(task: Mapping[str, Any]) -> Iterator[Problem]:
 TABLE: dict[str, Kind] = {
     "sequence-classification": Kind(
         cls="rondo.tasks.language.sequences:SequenceClassification",
-        inputs="text",
         auto="AutoModelForSequenceClassification",
-        outputs=None,
         peft="SEQ_CLS",
         pipeline="text-classification",
-        head=True,
         builtin="builtin:home-intents",
         metrics=_CLASS_METRICS,
         checks=task_keys.classification,
     ),
     "sequence-regression": Kind(
         cls="rondo.tasks.language.sequences:SequenceRegression",
-        inputs="text",
         auto="AutoModelForSequenceClassification",
         outputs=1,
         peft="SEQ_CLS",
         pipeline="text-classification",
-        head=True,
-        builtin=None,
         metrics={"pearson": True, "spearman": True, "mse": False},
         checks=task_keys.sequence_regression,
     ),
     "question-answering": Kind(
         cls="rondo.tasks.language.answering.question_answering:QuestionAnswering",
-        inputs="text",
         auto="AutoModelForQuestionAnswering",
         outputs=2,
         peft=None,  # PEFT's own class for it drops the segment ids
         pipeline="question-answering",
-        head=True,
-        builtin=None,
         metrics={"f1": True, "exact_match": True, "loss": False},
         checks=task_keys.question_answering,
     ),
     "token-classification": Kind(
         cls="rondo.tasks.language.tagging.token_classification:TokenClassification",
-        inputs="text",
         auto="AutoModelForTokenClassification",
-        outputs=None,
         peft="TOKEN_CLS",
         pipeline="token-classification",
-        head=True,
-        builtin=None,
         metrics={"f1": True, "precision": True, "recall": True, "accuracy": True, "loss": False},
         checks=task_keys.token_classification,
     ),
     "causal-lm": Kind(
         cls="rondo.tasks.language.causal_lm:CausalLM",
-        inputs="text",
         auto="AutoModelForCausalLM",
-        outputs=None,
         peft="CAUSAL_LM",
         pipeline="text-generation",
         head=False,
@@ -219,9 +204,7 @@ TABLE: dict[str, Kind] = {
     ),
     "seq2seq-lm": Kind(
         cls="rondo.tasks.language.seq2seq_lm:Seq2SeqLM",
-        inputs="text",
         auto="AutoModelForSeq2SeqLM",
-        outputs=None,
         peft="SEQ_2_SEQ_LM",
         pipeline="text2text-generation",
         head=False,
@@ -231,37 +214,28 @@ TABLE: dict[str, Kind] = {
     ),
     "multiple-choice": Kind(
         cls="rondo.tasks.language.choosing.multiple_choice:MultipleChoice",
-        inputs="text",
         auto="AutoModelForCausalLM",
-        outputs=None,
         peft="CAUSAL_LM",
         pipeline="text-generation",
         head=False,
-        builtin=None,
         metrics={"accuracy_likelihood": True, "accuracy_normalised": True, "loss": False},
         checks=task_keys.multiple_choice,
     ),
     "preference": Kind(
         cls="rondo.tasks.language.preferring.preference:Preference",
-        inputs="text",
         auto="AutoModelForCausalLM",
-        outputs=None,
         peft="CAUSAL_LM",
         pipeline="text-generation",
         head=False,
-        builtin=None,
         metrics=_PAIR_METRICS,
         checks=task_keys.preference,
     ),
     "reward": Kind(
         cls="rondo.tasks.language.preferring.reward:Reward",
-        inputs="text",
         auto="AutoModelForSequenceClassification",
         outputs=1,
         peft="SEQ_CLS",
         pipeline="text-classification",
-        head=True,
-        builtin=None,
         metrics=_PAIR_METRICS,
         checks=task_keys.preference,
     ),
@@ -269,46 +243,30 @@ TABLE: dict[str, Kind] = {
         cls="rondo.tasks.images.image_classification:ImageClassification",
         inputs="image",
         auto="AutoModelForImageClassification",
-        outputs=None,
-        peft=None,
         pipeline="image-classification",
-        head=True,
         builtin="builtin:digits",
         metrics=_CLASS_METRICS,
         checks=task_keys.images,
     ),
     "embedding": Kind(
         cls="rondo.tasks.language.embedding.embedding:Embedding",
-        inputs="text",
         auto="AutoModel",
-        outputs=None,
         peft="FEATURE_EXTRACTION",
         pipeline="sentence-similarity",
         head=False,
-        builtin=None,
         metrics={"recall_at_1": True, "recall_at_10": True, "mrr": True, "spearman": True},
         checks=task_keys.embedding,
     ),
     "regression": Kind(
         cls="rondo.tasks.numbers.regression:Regression",
         inputs="numbers",
-        auto=None,
         outputs=1,
-        peft=None,
-        pipeline=None,
-        head=True,
-        builtin=None,
         metrics={"r2": True, "rmse": False, "mae": False},
         checks=task_keys.regression,
     ),
     "linear": Kind(
         cls="rondo.tasks.numbers.linear:LinearRegression",
         inputs="numbers",
-        auto=None,
-        outputs=None,
-        peft=None,
-        pipeline=None,
-        head=True,
         builtin="builtin:linear",
         metrics={"loss": False},
         checks=task_keys.linear,

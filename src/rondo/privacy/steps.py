@@ -265,5 +265,5 @@ def _of_rows(count: int, used: Params, objective: Objective, loss: Loss, leaves:
         return {n: t if len(t) == count else t.expand(count, *t.shape[1:]) for n, t in tensors.items()}
 
     # A method may put tensors of its own into what the network sees, beside those that it is given.
-    by_row = Loss(lambda seen: loss(wide(seen)), loss.parts, loss.rows)
+    by_row = Loss(lambda seen: loss(wide(seen)), loss.split, loss.rows)
     return objective({**wide(used), **leaves}, by_row)

@@ -13,8 +13,8 @@ from torch import Tensor
 from rondo.algorithm import Algorithm, Client, Round, Shared, Upload, Weight
 from rondo.engine.wire.serialization import canonical
 from rondo.lowrank import GrowingSum
-from rondo.params import Params, add_client_axis, client_row, pick, stack_clients, whole
-from rondo.testing.testbed import Data, SgdTrainer, Testbed, TwoLayers, WholeLayers
+from rondo.params import Params, add_client_axis, client_row, stack_clients
+from rondo.testing.testbed import Factored, SgdTrainer, Testbed, TwoLayers, WholeLayers
 
 ROUNDS = 8
 """Rounds of a run that a law may look at: enough to see alternation, periods and stages."""
@@ -142,17 +142,11 @@ BODY, HEAD = "plain.weight", "head:top.weight"
 
 
 @dataclass(frozen=True)
-class RegressionTestbed:
+class RegressionTestbed(Factored):
     """``y = (W + scale B A) x`` with factors, W (3, 5); without them ``y = H P x``, P (2, 5), head H (3, 2).
 
     Each client draws its data from its own map, so that averaging is not trivial.
     """
-
-    weights: Mapping[str, Weight]
-    params: Params
-    data: Data
-    clients: tuple[Client, ...]
-    rank: int = 2
 
     @staticmethod
     def make(seed: int, *, factors: bool, clients: int = 3) -> RegressionTestbed:
@@ -171,15 +165,6 @@ class RegressionTestbed:
         members = tuple(Client(f"client-{k}", 6 + 3 * k) for k in range(clients))
         inputs = {c.id: normal(c.num_examples, 5) for c in members}
         return RegressionTestbed(weights, params, {c: (x, x @ normal(5, 3)) for c, x in inputs.items()}, members)
-
-    def delta(self, seen: Params, base: Mapping[str, GrowingSum], path: str) -> Tensor:
-        """The change that the network applies to the layer's weight: base change plus scale * B A."""
-        change = self.weights[path].scale * (seen[f"{path}.B"] @ seen[f"{path}.A"])
-        return change + base[path].factors().dense() if path in base else change
-
-    def changes(self, seen: Params, base: Mapping[str, GrowingSum]) -> dict[str, Tensor]:
-        """See :meth:`rondo.testing.testbed.Problem.changes`."""
-        return {**{path: self.delta(seen, base, path) for path in self.weights}, **pick(seen, whole)}
 
     def loss(
         self, client: str, seen: Params, base: Mapping[str, GrowingSum], rows: Sequence[int] | None = None, /

@@ -206,7 +206,27 @@ def _divided(flat: Tensor, like: Params) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class TwoLayers:
+class Factored:
+    """A problem whose layers have adapters."""
+
+    weights: Mapping[str, Weight]
+    params: Params
+    data: Data
+    clients: tuple[Client, ...]
+    rank: int = 2
+
+    def delta(self, seen: Params, base: Mapping[str, GrowingSum], path: str) -> Tensor:
+        """The change that the network applies to one layer's weight: base change plus scale * B A."""
+        change = self.weights[path].scale * (seen[f"{path}.B"] @ seen[f"{path}.A"])
+        return change + base[path].factors().dense() if path in base else change
+
+    def changes(self, seen: Params, base: Mapping[str, GrowingSum]) -> dict[str, Tensor]:
+        """See :meth:`Problem.changes`."""
+        return {**{path: self.delta(seen, base, path) for path in self.weights}, **pick(seen, whole)}
+
+
+@dataclass(frozen=True)
+class TwoLayers(Factored):
     """``y = H tanh(W2 tanh(W1 x))`` with adapters on both layers: W1 (7, 5), W2 (7, 7), head H (3, 7).
 
     Each client draws its data from its own map, so that averaging is not trivial. With whole tensors beside the
@@ -220,12 +240,6 @@ class TwoLayers:
     >>> [(client.id, client.num_examples) for client in problem.clients]
     [('client-0', 4), ('client-1', 7), ('client-2', 10)]
     """
-
-    weights: Mapping[str, Weight]
-    params: Params
-    data: Data
-    clients: tuple[Client, ...]
-    rank: int
 
     @staticmethod
     def make(seed: int, *, rank: int = 2, clients: int = 3, beside: bool = False) -> TwoLayers:
@@ -244,15 +258,6 @@ class TwoLayers:
         if beside:
             params |= {BIAS: _normal(g, 7) / 7**0.5, MEAN: torch.zeros(7, dtype=torch.float64)}
         return TwoLayers(weights, params, data, members, rank)
-
-    def delta(self, seen: Params, base: Mapping[str, GrowingSum], path: str) -> Tensor:
-        """The change that the network applies to one layer's weight: base change plus scale * B A."""
-        change = self.weights[path].scale * (seen[f"{path}.B"] @ seen[f"{path}.A"])
-        return change + base[path].factors().dense() if path in base else change
-
-    def changes(self, seen: Params, base: Mapping[str, GrowingSum]) -> dict[str, Tensor]:
-        """See :meth:`Problem.changes`."""
-        return {**{path: self.delta(seen, base, path) for path in self.weights}, **pick(seen, whole)}
 
     def loss(
         self, client: str, seen: Params, base: Mapping[str, GrowingSum], rows: Sequence[int] | None = None, /

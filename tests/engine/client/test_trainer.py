@@ -425,7 +425,7 @@ def test_parts_of_a_cohorts_batch_keep_clients_apart() -> None:
     trainer.clients = (Client("ann", 4), Client("bob", 1), Client("cid", 1))
     chances = [Chance(*[Round(0, 1, 0, 3).generator(c.id) for _ in range(2)]) for c in trainer.clients]
     params = add_client_axis(setup.start, 3)
-    first, second = trainer._loss([list(rows[:4]), [rows[4]], []], chances).split()
+    first, second = trainer._loss([list(rows[:4]), [rows[4]], []], chances).split(0.5)
     for part, expected in ((first, [rows[0], rows[2]]), (second, [rows[1], rows[3]])):
         losses = part(params)
         torch.testing.assert_close(losses[0], setup.loss(setup.start, expected), rtol=0, atol=1e-7)

@@ -216,7 +216,7 @@ def test_losses_and_numbers_of_rows_are_not_told() -> None:
 def test_what_cannot_be_noised_is_refused() -> None:
     problem = linear()
     trainer = problem.trainer(private(1.0))
-    halves: Any = lambda params, loss: loss.split()[0](params)  # noqa: E731
+    halves: Any = lambda params, loss: loss.split(0.5)[0](params)  # noqa: E731
     for call in (
         lambda: trainer.solve(problem.start, train=up),
         lambda: trainer.second_moment(problem.start, of=up),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, Client, Round, Shared, Weight
-from rondo.lowrank import GrowingSum, LowRank, polar, row_basis, total
+from rondo.lowrank import GrowingSum, LowRank, polar, row_basis
 from rondo.params import Params, Role, adapted_modules, kaiming, module_of, normal, pick, role
 
 Bases: TypeAlias = Literal["orthogonal", "kaiming", "svd"]
@@ -68,7 +68,7 @@ class Grams(Algorithm[GramState]):
             if self.offset:
                 chunks.append(LowRank(-scale * (left @ g.mT), g @ right).to(a.dtype))
             if chunks:
-                base[path] = GrowingSum.of(total(chunks))
+                base[path] = GrowingSum.of(sum(chunks[1:], chunks[0]))
             kept |= {f"{path}.G": g.to(a.dtype), f"{path}.L": left.to(a.dtype), f"{path}.R": right.to(a.dtype)}
         return GramState(kept, base)
 

@@ -56,7 +56,7 @@ from torch import Tensor
 
 from rondo.algorithm import Algorithm, Client, Round, Shared, Upload
 from rondo.engine.server import spectra
-from rondo.lowrank import LowRank, total
+from rondo.lowrank import LowRank
 from rondo.models.networks.adapted_layer import Site
 from rondo.params import (
     Params,
@@ -231,7 +231,7 @@ class _Squares:
     def of(old: _Sent, new: _Sent, clients: LowRank, p: Tensor, site: Site) -> _Squares:
         """The squares of one module. ``clients`` has up (K, out, r) and down (K, r, in); ``p`` has shape (K,)."""
         g, n = _product(old.seen, site), _product(new.seen, site)
-        change = total([_change(g, n), *_added(old.shared, new.shared, site.path)])
+        change = sum(_added(old.shared, new.shared, site.path), _change(g, n))
         lift, b, up = _coordinates([clients.up - g.up, g.up, change.up])
         rows = [(clients.down - g.down).mT, g.down.mT, change.down.mT]
         shift, a, down = (part.mT for part in _coordinates(rows))
@@ -324,7 +324,7 @@ def _spectra(old: _Sent, new: _Sent, sites: Mapping[str, Site], start: Params) -
     updates = []
     for path, site in sites.items():
         g, n = _product(old.seen, site), _product(new.seen, site)
-        updates.append(spectra.singular_values(total([_change(g, n), *_added(old.shared, new.shared, path)])))
+        updates.append(spectra.singular_values(sum(_added(old.shared, new.shared, path), _change(g, n))))
         if path in new.shared.base:
             n += new.shared.base[path].factors().to(torch.float64)
         learned[path] = spectra.singular_values(n)
