@@ -6,11 +6,14 @@ import csv
 import json
 import random
 import shutil
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from rondo.runs.watching.progress import Quiet
 
 Rows = list[dict[str, Any]]
 
@@ -84,6 +87,17 @@ def save_tiny_pythia(folder: Path) -> Path:
         torch.manual_seed(0)
         transformers.GPTNeoXForSequenceClassification(config).save_pretrained(folder)
     return folder
+
+
+class StopAt(Quiet):
+    """Sets ``event`` as round ``index`` begins."""
+
+    def __init__(self, index: int) -> None:
+        self.index, self.event = index, threading.Event()
+
+    def round_started(self, index: int, clients: int) -> None:
+        if index == self.index:
+            self.event.set()
 
 
 def reviews(count: int, seed: int = 0) -> Rows:

@@ -100,11 +100,6 @@ def test_run_in_a_forked_process(threads: int, ends: int, monkeypatch: pytest.Mo
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == ends
 
 
-def test_process_that_was_not_forked_may_compute_again() -> None:
-    process.computes()
-    process.computes()
-
-
 def test_seed_is_that_of_a_generator_and_the_state_comes_back() -> None:
     before = torch.random.get_rng_state()
     with seeded(5):

@@ -31,68 +31,39 @@ def _seeded(make: Callable[[], nn.Module], seed: int) -> Any:
         return make().eval()
 
 
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 48,
+    "pad_token_id": 0,
+    "initializer_range": 0.2,
+}
+
+
 def bert(labels: int = 3, seed: int = 0, **options: Any) -> Any:
     """BertForSequenceClassification with two layers of width 32. Its dropout of 0.1 acts in train mode only."""
-    config = transformers.BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=48,
-        max_position_embeddings=48,
-        num_labels=labels,
-        pad_token_id=0,
-        initializer_range=0.2,
-        **options,
-    )
+    config = transformers.BertConfig(**SIZES, num_attention_heads=2, num_labels=labels, **options)
     return _seeded(lambda: transformers.BertForSequenceClassification(config), seed)
 
 
 def roberta(labels: int = 3, seed: int = 0) -> Any:
     """RobertaForSequenceClassification. Its head is a module of two layers."""
-    config = transformers.RobertaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=48,
-        max_position_embeddings=48,
-        num_labels=labels,
-        pad_token_id=0,
-        initializer_range=0.2,
-    )
+    config = transformers.RobertaConfig(**SIZES, num_attention_heads=2, num_labels=labels)
     return _seeded(lambda: transformers.RobertaForSequenceClassification(config), seed)
 
 
 def distilbert(labels: int = 3, seed: int = 0) -> Any:
     """DistilBertForSequenceClassification. The names of the two layers of its head end alike."""
-    config = transformers.DistilBertConfig(
-        vocab_size=VOCABULARY,
-        dim=32,
-        n_layers=2,
-        n_heads=2,
-        hidden_dim=48,
-        max_position_embeddings=48,
-        num_labels=labels,
-        pad_token_id=0,
-        initializer_range=0.2,
-    )
+    sizes = {k: v for k, v in SIZES.items() if k != "intermediate_size"}
+    config = transformers.DistilBertConfig(**sizes, hidden_dim=48, num_attention_heads=2, num_labels=labels)
     return _seeded(lambda: transformers.DistilBertForSequenceClassification(config), seed)
 
 
 def _gpt2_config(**options: Any) -> Any:
-    return transformers.GPT2Config(
-        vocab_size=VOCABULARY,
-        n_embd=32,
-        n_layer=2,
-        n_head=2,
-        n_positions=48,
-        pad_token_id=0,
-        bos_token_id=2,
-        eos_token_id=3,
-        initializer_range=0.2,
-        **options,
-    )
+    sizes = {k: v for k, v in SIZES.items() if k != "intermediate_size"}
+    return transformers.GPT2Config(**sizes, num_attention_heads=2, bos_token_id=2, eos_token_id=3, **options)
 
 
 def gpt2(labels: int = 3, seed: int = 0) -> Any:
@@ -107,19 +78,8 @@ def gpt2_lm(seed: int = 0) -> Any:
 
 def llama_lm(seed: int = 0) -> Any:
     """LlamaForCausalLM with grouped key and value heads."""
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=48,
-        max_position_embeddings=48,
-        pad_token_id=0,
-        bos_token_id=2,
-        eos_token_id=3,
-        initializer_range=0.2,
-    )
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.LlamaConfig(**SIZES, **heads, bos_token_id=2, eos_token_id=3)
     return _seeded(lambda: transformers.LlamaForCausalLM(config), seed)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numbers_of_files import signed, tensors
 from torch import Tensor
 
 from rondo import algorithms
@@ -20,7 +21,7 @@ from rondo.algorithm import Algorithm, Client, Round, Shared, Upload, Weight
 from rondo.algorithms.parts.gram import GramState
 from rondo.algorithms.table import TABLE
 from rondo.lowrank import GrowingSum
-from rondo.params import Params, Role, client_row, role, stack_clients
+from rondo.params import Params, client_row, stack_clients
 from rondo.testing import SgdTrainer
 
 HERE = Path(__file__).parent
@@ -54,22 +55,6 @@ SIGNS_OPEN = (
 def algorithm_of(name: str) -> Algorithm[Any]:
     known, fields = SPECIAL.get(name, (name, {}))
     return algorithms.get(known, **fields)
-
-
-def signed(name: str, tensor: Tensor) -> Tensor:
-    """The entry of largest magnitude of every row of A, and of every column of B, made positive."""
-    if role(name) not in (Role.DOWN, Role.UP):
-        return tensor
-    axis = 1 if role(name) is Role.DOWN else 0
-    largest = tensor.gather(axis, tensor.abs().argmax(axis, keepdim=True))
-    return tensor * torch.where(largest < 0, -1.0, 1.0).to(tensor.dtype)
-
-
-def tensors(tree: Any) -> Any:
-    """Nested lists of numbers as float64 tensors; dicts keep their keys."""
-    if isinstance(tree, dict):
-        return {k: tensors(v) for k, v in tree.items()}
-    return torch.tensor(tree, dtype=torch.float64)
 
 
 @dataclass

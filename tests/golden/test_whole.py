@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 import torch
+from numbers_of_files import tensors
 from torch import Tensor
-from whole_trainer import BatchTrainer, WholeNetwork, tensors
+from whole_trainer import BatchTrainer, WholeNetwork
 
 from rondo import algorithms
 from rondo.algorithm import Algorithm, Client, Round, Shared, Upload, Weight

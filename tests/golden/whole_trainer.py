@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,13 +14,6 @@ from rondo.params import Params, buffer, client_row
 H, HB = "head:out.weight", "head:out.bias"
 MEAN, VAR = "buffer:norm.running_mean", "buffer:norm.running_var"
 Rows = tuple[Tensor, Tensor]
-
-
-def tensors(tree: Any) -> Any:
-    """Nested lists of numbers as float64 tensors; dicts keep their keys."""
-    if isinstance(tree, dict):
-        return {k: tensors(v) for k, v in tree.items()}
-    return torch.tensor(tree, dtype=torch.float64)
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from family_runs import LABELS, configured
 
 from rondo.config.inputs import TaskConfig
 from rondo.errors import ConfigError
-from rondo.models.forms import outline
 from rondo.models.forms.outline import look
 
 
@@ -22,7 +22,8 @@ from rondo.models.forms.outline import look
 def test_packages_are_missed_only_where_they_are_needed(
     keys: dict[str, str], named: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outline, "find_spec", lambda _: None)
+    for package in ("gguf", "torchao"):
+        monkeypatch.setitem(sys.modules, package, None)
     config = configured(
         save(FAMILIES["BERT"], "sequence-classification", tmp_path), "sequence-classification", ["query"]
     )

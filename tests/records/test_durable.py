@@ -97,6 +97,7 @@ def test_folder_made_by_another_process_is_accepted(tmp_path: Path, monkeypatch:
     looks = iter([False])
     monkeypatch.setattr(Path, "is_dir", lambda path: next(looks, True))
     durable.make_folder(tmp_path / "folder")
+    assert next(looks, None) is None
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EACCES])

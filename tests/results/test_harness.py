@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import pytest
 from typer.testing import CliRunner
 
 import rondo
-import rondo.results.evaluate as harness
 from choice_rows import questions, save_tiny_llama
 from rondo.cli.app import app
 from rondo.results.evaluate import evaluate_by_harness
@@ -41,7 +41,7 @@ def problems(start: Any) -> dict[str, str]:
 
 
 def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(harness, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
     assert (
         "pip install 'lm-eval>=0.4.13,<0.5'" in problems(lambda: evaluate_by_harness(tmp_path, ["mmlu"]))["--lm-eval"]
     )

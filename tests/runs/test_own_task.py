@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,49 +104,12 @@ def test_comparison_over_seeds(config: dict[str, Any], tmp_path: Path) -> None:
     assert (tmp_path / "out" / "comparison.png").is_file()
 
 
-class Shared(own_task.Line):
-    """Gives every row the first client's tensors."""
-
-    def __call__(self, params: Any, base: Any, batch: Any, dropout: Any = None, rows: Any = None) -> torch.Tensor:
-        return super().__call__({"slope": params["slope"][:1]}, base, batch)
-
-
-def test_custom_network_that_mixes_clients_trains_them_alone(
-    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(own_task, "shared", Shared, raising=False)
+def test_custom_network_that_mixes_clients_trains_them_alone(config: dict[str, Any], tmp_path: Path) -> None:
     expected = rondo.run(config, run_dir=tmp_path / "right", device="cpu")
-    found = rondo.run({**config, "model": {"name": "own_task:shared"}}, run_dir=tmp_path / "mixed", device="cpu")
+    found = rondo.run({**config, "model": {"name": "own_variants:Shared"}}, run_dir=tmp_path / "mixed", device="cpu")
     reasons = [json.loads((r.run_dir / "manifest.json").read_text())["one_at_a_time"] for r in (expected, found)]
     assert reasons == [None, "the gradient of slope is not what it is when its client is alone in a call"]
     assert found.metrics["global"]["loss"] == pytest.approx(expected.metrics["global"]["loss"], rel=1e-9)
-
-
-def _single() -> own_task.Line:
-    """A network in float32, while the task computes in float64."""
-    network = own_task.Line(None, own_task.LeastSquares())
-    network.initial = {n: t.float() for n, t in network.initial.items()}
-    return network
-
-
-def _headed() -> own_task.Line:
-    network = own_task.Line(None, own_task.LeastSquares())
-    network.initial = {f"head:{n}": t for n, t in network.initial.items()}
-    return network
-
-
-def _reserved() -> own_task.Line:
-    network = own_task.Line(None, own_task.LeastSquares())
-    network.initial = {f"base:{n}": t for n, t in network.initial.items()}
-    return network
-
-
-class Failing(own_task.Line):
-    def __init__(self) -> None:
-        super().__init__(None, own_task.LeastSquares())
-
-    def __call__(self, *_: Any, **__: Any) -> torch.Tensor:
-        raise RuntimeError("shapes differ")
 
 
 @pytest.mark.parametrize(
@@ -159,16 +121,16 @@ class Failing(own_task.Line):
         ({"model": {"name": "own_task:nothing"}}, "model.name", "makes no network"),
         ({"model": {"name": "own_task:FedAvg"}}, "model.name", "makes no network"),
         ({"model": {"name": "builtin:minilm"}}, "model.name", "needs a network of its own"),
-        ({"model": {"name": "own_task:reserved"}}, "model.name", "gave a tensor named 'base:slope'"),
-        ({"model": {"name": "own_task:single"}}, "model.name", "and the task computes in torch.float64"),
+        ({"model": {"name": "own_variants:Reserved"}}, "model.name", "gave a tensor named 'base:slope'"),
+        ({"model": {"name": "own_variants:Single"}}, "model.name", "and the task computes in torch.float64"),
         (
-            {"model": {"name": "own_task:fails"}},
+            {"model": {"name": "own_variants:Failing"}},
             "model.name",
             "does not train on rows of the data: RuntimeError: shapes differ",
         ),
         ({"task": {"kind": "causal-lm", "text": "a"}}, "task.kind", "has no tokenizer, which causal-lm needs"),
         ({"task": {"kind": "own_task:Task"}}, "task.kind", "makes no task: TypeError"),
-        ({"model": {"name": "own_task:headed", "head": "frozen"}}, "model.head", "trains its head"),
+        ({"model": {"name": "own_variants:Headed", "head": "frozen"}}, "model.head", "trains its head"),
         ({"model": {"gguf_file": "x.gguf"}}, "model.gguf_file", "only a checkpoint has it"),
         ({"adapter": {"r": 4}}, "adapter", "does not use this section"),
         ({"model": {"head": "shared"}}, "model.head", "this network has no task head"),
@@ -184,13 +146,10 @@ class Failing(own_task.Line):
 def test_custom_part_fault_is_reported(
     config: dict[str, Any],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     change: dict[str, dict[str, Any]],
     path: str,
     words: str,
 ) -> None:
-    for name, make in (("single", _single), ("fails", Failing), ("headed", _headed), ("reserved", _reserved)):
-        monkeypatch.setattr(own_task, name, lambda *_, make=make: make(), raising=False)
     if "data" in change:
         rows = (tmp_path / "rows.csv").read_text().splitlines()
         rows[4] = "1,2,3,far"
@@ -273,40 +232,20 @@ def test_own_task_is_short() -> None:
     assert load({"task": {"kind": "own_task:LeastSquares"}, "model": {"name": "own_task:Line"}}).rounds > 0
 
 
-class Bare(own_task.Line):
-    """The same line, with every tensor from the clients: its module has no parameter."""
-
-    def __init__(self, config: Any, task: Any) -> None:
-        super().__init__(config, task)
-        self.module = torch.nn.Identity()
-
-    def __call__(self, params: Any, base: Any, batch: Any, dropout: Any = None, rows: Any = None) -> torch.Tensor:
-        slope = params["slope"]
-        return (batch["x"] * (slope if rows is None else slope[rows.index])).sum(-1)
-
-
-def test_network_without_parameters_runs(
-    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(own_task, "Bare", Bare, raising=False)
-    config["model"] = {"name": "own_task:Bare"}
+def test_network_without_parameters_runs(config: dict[str, Any], tmp_path: Path) -> None:
+    config["model"] = {"name": "own_variants:Bare"}
     result = rondo.run(config, run_dir=tmp_path / "run", device="cpu")
     assert result.summary["after"]["global"]["loss"] < 0.01
 
 
-def test_task_that_leaves_out_all_rows_is_told(
-    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(own_task.LeastSquares, "encode", lambda self, rows: [])
+def test_task_that_leaves_out_all_rows_is_told(config: dict[str, Any], tmp_path: Path) -> None:
+    config["task"] = {"kind": "own_variants:Empty"}
     with pytest.raises(rondo.ConfigError, match="data: the task leaves 40 rows out"):
         rondo.run(config, run_dir=tmp_path / "run", device="cpu")
 
 
-def test_examples_without_cost_run(config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    encode = own_task.LeastSquares.encode
-    monkeypatch.setattr(
-        own_task.LeastSquares, "encode", lambda self, rows: [replace(p, cost=0) for p in encode(self, rows)]
-    )
+def test_examples_without_cost_run(config: dict[str, Any], tmp_path: Path) -> None:
+    config["task"] = {"kind": "own_variants:Free"}
     torch.set_num_threads(2)
     try:
         result = rondo.run(config, sets=["rounds=1"], run_dir=tmp_path / "run", device="cpu")

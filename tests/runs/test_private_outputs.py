@@ -67,6 +67,20 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def private(sources: Path, kind: str, **changes: Any) -> dict[str, Any]:
+    return settings(
+        sources / "bert",
+        data={"source": str(sources / "train.csv"), "test_source": str(sources / "test.csv")},
+        partition={"kind": "iid", "clients": 3},
+        clients={"weighting": "uniform", "sampling": "full"},
+        train={"optimizer": "sgd", "lr": 0.05, "batch_size": 8, "local_epochs": 1, "max_grad_norm": 0.0},
+        evaluation={"diagnostics_every": 0, "every": 1},
+        task={"labels": ["neg", "pos"]},
+        privacy=KINDS[kind][0],
+        **changes,
+    )
+
+
 def printed(table: Any) -> str:
     console = Console(file=io.StringIO(), width=300, no_color=True)
     console.print(table)
@@ -91,16 +105,7 @@ def outputs(folder: Path, comparison: rondo.Comparison) -> Mapping[str, str]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_output_names_the_adversary(kind: str, sources: Path, tmp_path: Path) -> None:
     privacy, said = KINDS[kind]
-    config = settings(
-        sources / "bert",
-        data={"source": str(sources / "train.csv"), "test_source": str(sources / "test.csv")},
-        partition={"kind": "iid", "clients": 3},
-        clients={"weighting": "uniform", "sampling": "full"},
-        train={"optimizer": "sgd", "lr": 0.05, "batch_size": 8, "local_epochs": 1, "max_grad_norm": 0.0},
-        evaluation={"diagnostics_every": 0, "every": 1},
-        task={"labels": ["neg", "pos"]},
-        privacy=privacy,
-    )
+    config = private(sources, kind)
     folder = tmp_path / "out"
     found = outputs(folder, rondo.compare(["rolora"], config, out=folder, device="cpu"))
     assert len(found) == 13
@@ -123,18 +128,7 @@ def test_every_output_names_the_adversary(kind: str, sources: Path, tmp_path: Pa
 @pytest.mark.parametrize(("kind", "bare"), [("clients", True), ("masked sums", True), ("rows", False)])
 def test_card_promises_nothing_of_tensors_without_noise(kind: str, bare: bool, sources: Path, tmp_path: Path) -> None:
     """What a client keeps has no noise, except where each step has; rows that a model is adapted to never have."""
-    config = settings(
-        sources / "bert",
-        rounds=1,
-        algorithm={"name": "fedsa-lora"},
-        data={"source": str(sources / "train.csv"), "test_source": str(sources / "test.csv")},
-        partition={"kind": "iid", "clients": 3},
-        clients={"weighting": "uniform", "sampling": "full"},
-        train={"optimizer": "sgd", "lr": 0.05, "batch_size": 8, "local_epochs": 1, "max_grad_norm": 0.0},
-        evaluation={"diagnostics_every": 0, "every": 1},
-        task={"labels": ["neg", "pos"]},
-        privacy=KINDS[kind][0],
-    )
+    config = private(sources, kind, rounds=1, algorithm={"name": "fedsa-lora"})
     run = rondo.run(config, run_dir=tmp_path / "run", device="cpu").run_dir
     client = next(iter(RunDirectory(run).read("partition.json")["clients"]))
     rondo.export(run, tmp_path / "shared")
@@ -153,17 +147,7 @@ def test_comparison_tells_what_all_its_runs_spent_together(
     kind: str, seeds: list[int], sources: Path, tmp_path: Path
 ) -> None:
     """Of rows, whose clients are the same in every run, each client's steps add up."""
-    config = settings(
-        sources / "bert",
-        data={"source": str(sources / "train.csv"), "test_source": str(sources / "test.csv")},
-        partition={"kind": "iid", "clients": 3},
-        clients={"weighting": "uniform", "sampling": "full"},
-        train={"optimizer": "sgd", "lr": 0.05, "batch_size": 8, "local_epochs": 1, "max_grad_norm": 0.0},
-        evaluation={"diagnostics_every": 0, "every": 1},
-        task={"labels": ["neg", "pos"]},
-        privacy=KINDS[kind][0],
-        rounds=2,
-    )
+    config = private(sources, kind, rounds=2)
     comparison = rondo.compare(["fedit", "ffa-lora"], config, seeds=seeds, out=tmp_path / "out", device="cpu")
     runs, rounds = 2 * len(seeds), 2
     bound = epsilon(2.0, 1.0, runs * rounds, 1e-2)  # a batch is all rows of a client

@@ -17,8 +17,7 @@ from rondo.errors import DiskFailed, RunInterrupted
 from rondo.privacy.accounts.account import read
 from rondo.records.directory import RunDirectory
 from rondo.runs.assembling.private import account_of_shares, private_sum
-from rondo.runs.watching.progress import Quiet
-from small_runs import settings
+from small_runs import StopAt, settings
 
 pytest.importorskip("dp_accounting")
 
@@ -93,24 +92,11 @@ def test_two_runs_of_one_seed_have_other_noise(sources: Path, tmp_path: Path) ->
     assert outcome(one.run_dir)["tensors"] != outcome(two.run_dir)["tensors"]
 
 
-class StopAtOne(Quiet):
-    """Stops a run in its second round."""
-
-    def __init__(self) -> None:
-        import threading
-
-        self.event = threading.Event()
-
-    def round_started(self, index: int, clients: int) -> None:
-        if index == 1:
-            self.event.set()
-
-
 @pytest.mark.slow
 def test_stopped_run_has_the_clips_of_a_whole_one(sources: Path, tmp_path: Path) -> None:
     config = configured(sources, privacy={"clip": "adaptive"})
     whole = rondo.run(config, run_dir=tmp_path / "whole", device="cpu")
-    watch = StopAtOne()
+    watch = StopAt(1)
     with pytest.raises(RunInterrupted):
         rondo.run(config, run_dir=tmp_path / "cut", device="cpu", observer=watch, stop=watch.event)
     resumed = rondo.resume(tmp_path / "cut", device="cpu")
@@ -128,7 +114,7 @@ def attempts(folder: Path) -> list[int]:
 def test_stopped_run_goes_on_to_the_same_bits_and_never_forgets(sources: Path, tmp_path: Path) -> None:
     config = configured(sources, clients={"sampling": "full", "per_round": None})
     whole = rondo.run(config, run_dir=tmp_path / "whole", device="cpu")
-    watch = StopAtOne()
+    watch = StopAt(1)
     with pytest.raises(RunInterrupted):
         rondo.run(config, run_dir=tmp_path / "cut", device="cpu", observer=watch, stop=watch.event)
     account = tmp_path / "cut" / "privacy.jsonl"
@@ -159,7 +145,7 @@ def test_run_that_dies_at_a_write_of_its_account_spends_each_sum_once(
 
 def test_lost_key_or_account_ends_the_run(sources: Path, tmp_path: Path) -> None:
     config = configured(sources, privacy={"debug_seed": None})
-    watch = StopAtOne()
+    watch = StopAt(1)
     with pytest.raises(RunInterrupted):
         rondo.run(config, run_dir=tmp_path / "cut", device="cpu", observer=watch, stop=watch.event)
     key = (tmp_path / "cut" / "privacy.key").read_bytes()
@@ -234,7 +220,7 @@ def test_stopped_run_with_noise_of_sites_never_forgets(sources: Path, tmp_path: 
     """A debug seed gives the same sum, which spends once; the system's bits give another one."""
     whole = rondo.run(with_shares(sources), run_dir=tmp_path / "whole", device="cpu")
     assert not (whole.run_dir / "privacy.key").exists()
-    watch = StopAtOne()
+    watch = StopAt(1)
     with pytest.raises(RunInterrupted):
         rondo.run(with_shares(sources), run_dir=tmp_path / "cut", device="cpu", observer=watch, stop=watch.event)
     account = tmp_path / "cut" / "privacy.jsonl"
@@ -249,7 +235,7 @@ def test_stopped_run_with_noise_of_sites_never_forgets(sources: Path, tmp_path: 
 
 @pytest.mark.slow
 def test_lost_account_of_noisy_sums_ends_the_run(sources: Path, tmp_path: Path) -> None:
-    watch, config = StopAtOne(), with_shares(sources, debug_seed=None)
+    watch, config = StopAt(1), with_shares(sources, debug_seed=None)
     with pytest.raises(RunInterrupted):
         rondo.run(config, run_dir=tmp_path / "cut", device="cpu", observer=watch, stop=watch.event)
     (tmp_path / "cut" / "privacy.jsonl").write_text('{"sums": 3}\n')

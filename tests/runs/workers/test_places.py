@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from rondo.runs.assembling.given import Given
 from rondo.runs.loop import Onlooker, Runner
 from rondo.runs.watching.progress import Quiet
 from rondo.runs.workers.places import Hand, Order, check, facts
+from small_runs import StopAt
 
 
 @pytest.fixture(scope="module")
@@ -57,17 +57,6 @@ class Elsewhere:
         ).run()
 
 
-class StopAtOne(Quiet):
-    """Stops a run in its second round."""
-
-    def __init__(self) -> None:
-        self.event = threading.Event()
-
-    def round_started(self, index: int, clients: int) -> None:
-        if index == 1:
-            self.event.set()
-
-
 IN_CREW = ("shared factors", "personal factors", "states on both sides", "a base that grows")
 """Kinds that ``tests/engine/test_crew.py`` has in the default run."""
 
@@ -83,7 +72,7 @@ def test_run_with_workers_as_in_one_process(kind: str, sources: Path, tmp_path: 
     expected = outcome(tmp_path / "here")
     assert outcome(tmp_path / "there") == expected
     assert " worker 1 is gone\n" in (tmp_path / "there" / "run.log").read_text()
-    watch = StopAtOne()
+    watch = StopAt(1)
     with pytest.raises(RunInterrupted):
         rondo.run(raw, run_dir=tmp_path / "both", device="cpu", observer=watch, stop=watch.event, **rows)
     there.run(tmp_path / "both")

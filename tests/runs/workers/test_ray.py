@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,6 +24,7 @@ from rondo.errors import RunInterrupted, RunStopped
 from rondo.runs.watching.progress import Quiet
 from rondo.runs.workers import ray as over_ray
 from rondo.runs.workers.places import Order
+from small_runs import StopAt
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
 OVER_RAY = ("simulation.engine=ray", "simulation.workers=2")
@@ -35,24 +35,13 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_sources(tmp_path_factory.mktemp("ray"))
 
 
-class StopAtOne(Quiet):
-    """Stops a run in its second round."""
-
-    def __init__(self) -> None:
-        self.event = threading.Event()
-
-    def round_started(self, index: int, clients: int) -> None:
-        if index == 1:
-            self.event.set()
-
-
 # --- without Ray ----------------------------------------------------------------------------------------------------
 
 
 def test_missing_ray_is_told_before_anything_is_loaded(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(over_ray, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "ray", None)
     raw, _ = configured("shared factors", sources, model={"name": "no-such/model"})
     with pytest.raises(ConfigError) as caught:
         rondo.run(raw, sets=OVER_RAY, run_dir=tmp_path / "run", device="cpu")
@@ -70,7 +59,7 @@ def test_workers_without_ray_are_a_mistake(sources: Path) -> None:
 
 def test_resumption_changes_the_place_only(sources: Path, tmp_path: Path) -> None:
     raw, _ = configured("a linear problem", sources)
-    watch = StopAtOne()
+    watch = StopAt(1)
     with pytest.raises(RunInterrupted):
         rondo.run(raw, run_dir=tmp_path / "run", device="cpu", observer=watch, stop=watch.event)
     with pytest.raises(ConfigError, match=r"train\.lr: a run that goes on keeps its configuration"):
@@ -103,6 +92,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     class RayTaskError(RayError): ...
 
     module = SimpleNamespace(
+        __spec__=sys.__spec__,
         is_initialized=lambda: True,
         cluster_resources=lambda: {"CPU": 7.0, "GPU": 1.0},
         nodes=lambda: [{"Alive": True}, {"Alive": False}, {"Alive": True}],
@@ -110,7 +100,6 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         exceptions=SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError),
     )
     monkeypatch.setitem(sys.modules, "ray", module)
-    monkeypatch.setattr(over_ray, "find_spec", lambda name: name)
     return module
 
 
@@ -168,7 +157,7 @@ def test_run_of_one_process_goes_on_over_ray(sources: Path, tmp_path: Path) -> N
     """The result is that of a run that stayed in one process. Rows that a program gives travel with it."""
     raw, rows = configured("whole tensors", sources)
     rondo.run(raw, run_dir=tmp_path / "here", device="cpu", **rows)
-    watch = StopAtOne()
+    watch = StopAt(1)
     with pytest.raises(RunInterrupted):
         rondo.run(raw, run_dir=tmp_path / "both", device="cpu", observer=watch, stop=watch.event, **rows)
     rondo.resume(tmp_path / "both", sets=["simulation.engine=ray"], allow_code=True, **rows)
@@ -201,7 +190,7 @@ def test_run_over_ray_as_in_one_process(kind: str, sources: Path, tmp_path: Path
     for folder, sets in places.items():
         if folder == "back" and kind != "a personal head":
             continue  # one kind is enough: a state has no trace of where it was made
-        watch = StopAtOne()
+        watch = StopAt(1)
         with pytest.raises(RunInterrupted):
             rondo.run(
                 raw, sets=OVER_RAY, run_dir=tmp_path / folder, device="cpu", observer=watch, stop=watch.event, **rows
