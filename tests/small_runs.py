@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+import rondo
 from rondo.runs.watching.progress import Quiet
 
 Rows = list[dict[str, Any]]
@@ -98,6 +100,14 @@ class StopAt(Quiet):
     def round_started(self, index: int, clients: int) -> None:
         if index == self.index:
             self.event.set()
+
+
+def stopped(config: Mapping[str, Any], folder: Path, *, at: int = 1, **options: Any) -> Path:
+    """The directory of a run that was stopped as round ``at`` began."""
+    watch = StopAt(at)
+    with pytest.raises(rondo.RunInterrupted):
+        rondo.run(config, run_dir=folder, device="cpu", observer=watch, stop=watch.event, **options)
+    return folder
 
 
 def reviews(count: int, seed: int = 0) -> Rows:

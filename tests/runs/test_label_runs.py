@@ -15,7 +15,7 @@ import transformers
 import rondo
 from rondo.results.adapt import adapt
 from rondo.runs.watching.result import RunResult
-from small_runs import LABELLED, StopAt, opinions, save_tiny_bert, settings, write_rows
+from small_runs import LABELLED, opinions, save_tiny_bert, settings, stopped, write_rows
 
 Invoke = Callable[..., tuple[int, str]]
 TRAIN = {"lr": 0.02, "local_epochs": 10, "precision": "exact"}
@@ -61,9 +61,7 @@ def test_every_form_gives_the_same_bits(form: str, finished: RunResult, folder: 
 
 @pytest.mark.slow
 def test_resumed_run_has_the_same_bits(finished: RunResult, folder: Path, tmp_path: Path) -> None:
-    stop = StopAt(1)
-    with pytest.raises(rondo.RunInterrupted):
-        rondo.run(config(folder), run_dir=tmp_path / "run", device="cpu", observer=stop, stop=stop.event)
+    stopped(config(folder), tmp_path / "run")
     resumed = rondo.resume(tmp_path / "run")
     tensors = [(run.run_dir / "adapter" / "adapter_model.safetensors").read_bytes() for run in (finished, resumed)]
     assert tensors[0] == tensors[1]

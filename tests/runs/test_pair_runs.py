@@ -18,7 +18,7 @@ from rondo.config import load
 from rondo.models.loading.peft import read_tensors
 from rondo.results.evaluate import evaluate_by_harness
 from rondo.results.humaneval.score import HumanEval, evaluate_code
-from small_runs import StopAt, settings, write_rows
+from small_runs import settings, stopped, write_rows
 
 TEST = requests(9, seed=1)
 NEW = 8
@@ -98,9 +98,7 @@ def test_cohort_equals_one_client_at_a_time(finished: rondo.RunResult, tmp_path:
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_resumed_run_has_the_same_bits(finished: rondo.RunResult, tmp_path: Path, rounds: int) -> None:
-    stop = StopAt(rounds)
-    with pytest.raises(rondo.RunInterrupted):
-        rondo.run(again(finished, tmp_path), run_dir=tmp_path / "run", device="cpu", observer=stop, stop=stop.event)
+    stopped(again(finished, tmp_path), tmp_path / "run", at=rounds)
     resumed = rondo.resume(tmp_path / "run")
     assert resumed.summary["samples"] == finished.summary["samples"]
     expected = read_tensors(finished.run_dir / "adapter")

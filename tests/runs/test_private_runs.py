@@ -13,11 +13,11 @@ import pytest
 import rondo
 from kinds_of_runs import make_sources, outcome
 from rondo.config import ConfigError, load
-from rondo.errors import DiskFailed, RunInterrupted
+from rondo.errors import DiskFailed
 from rondo.privacy.accounts.account import read
 from rondo.records.directory import RunDirectory
 from rondo.runs.assembling.private import account_of_shares, private_sum
-from small_runs import StopAt, settings
+from small_runs import settings, stopped
 
 pytest.importorskip("dp_accounting")
 
@@ -96,9 +96,7 @@ def test_two_runs_of_one_seed_have_other_noise(sources: Path, tmp_path: Path) ->
 def test_stopped_run_has_the_clips_of_a_whole_one(sources: Path, tmp_path: Path) -> None:
     config = configured(sources, privacy={"clip": "adaptive"})
     whole = rondo.run(config, run_dir=tmp_path / "whole", device="cpu")
-    watch = StopAt(1)
-    with pytest.raises(RunInterrupted):
-        rondo.run(config, run_dir=tmp_path / "cut", device="cpu", observer=watch, stop=watch.event)
+    stopped(config, tmp_path / "cut")
     resumed = rondo.resume(tmp_path / "cut", device="cpu")
     assert outcome(resumed.run_dir) == outcome(whole.run_dir)
     clips = [record["clip"] for record in whole.history]
@@ -111,12 +109,14 @@ def attempts(folder: Path) -> list[int]:
     return [entry.attempt for entry in read((folder / "privacy.jsonl").read_bytes().splitlines())]
 
 
-def test_stopped_run_goes_on_to_the_same_bits_and_never_forgets(sources: Path, tmp_path: Path) -> None:
-    config = configured(sources, clients={"sampling": "full", "per_round": None})
+@pytest.mark.parametrize("sites", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_stopped_run_goes_on_to_the_same_bits_and_never_forgets(sites: bool, sources: Path, tmp_path: Path) -> None:
+    """With noise of the ``sites``, a debug seed gives the same sum, which spends once; the system's bits give another
+    one."""
+    full = {"sampling": "full", "per_round": None}
+    config = with_shares(sources) if sites else configured(sources, clients=full)
     whole = rondo.run(config, run_dir=tmp_path / "whole", device="cpu")
-    watch = StopAt(1)
-    with pytest.raises(RunInterrupted):
-        rondo.run(config, run_dir=tmp_path / "cut", device="cpu", observer=watch, stop=watch.event)
+    stopped(config, tmp_path / "cut")
     account = tmp_path / "cut" / "privacy.jsonl"
     (first,) = read(account.read_bytes().splitlines())
     with account.open("ab") as file:
@@ -125,6 +125,7 @@ def test_stopped_run_goes_on_to_the_same_bits_and_never_forgets(sources: Path, t
     assert outcome(resumed.run_dir)["tensors"] == outcome(whole.run_dir)["tensors"]
     assert attempts(resumed.run_dir) == [0, 1, 1, 2]
     assert attempts(whole.run_dir) == [0, 1, 2]
+    assert not (sites and (whole.run_dir / "privacy.key").exists())
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -145,9 +146,7 @@ def test_run_that_dies_at_a_write_of_its_account_spends_each_sum_once(
 
 def test_lost_key_or_account_ends_the_run(sources: Path, tmp_path: Path) -> None:
     config = configured(sources, privacy={"debug_seed": None})
-    watch = StopAt(1)
-    with pytest.raises(RunInterrupted):
-        rondo.run(config, run_dir=tmp_path / "cut", device="cpu", observer=watch, stop=watch.event)
+    stopped(config, tmp_path / "cut")
     key = (tmp_path / "cut" / "privacy.key").read_bytes()
     (tmp_path / "cut" / "privacy.key").unlink()
     with pytest.raises(ConfigError, match=r"privacy\.key is missing or damaged"):
@@ -216,28 +215,8 @@ def with_shares(sources: Path, **privacy: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_stopped_run_with_noise_of_sites_never_forgets(sources: Path, tmp_path: Path) -> None:
-    """A debug seed gives the same sum, which spends once; the system's bits give another one."""
-    whole = rondo.run(with_shares(sources), run_dir=tmp_path / "whole", device="cpu")
-    assert not (whole.run_dir / "privacy.key").exists()
-    watch = StopAt(1)
-    with pytest.raises(RunInterrupted):
-        rondo.run(with_shares(sources), run_dir=tmp_path / "cut", device="cpu", observer=watch, stop=watch.event)
-    account = tmp_path / "cut" / "privacy.jsonl"
-    (first,) = read(account.read_bytes().splitlines())
-    with account.open("ab") as file:
-        file.write(replace(first, attempt=1, sum="another sum of this attempt").line())
-    resumed = rondo.resume(tmp_path / "cut", device="cpu")
-    assert outcome(resumed.run_dir)["tensors"] == outcome(whole.run_dir)["tensors"]
-    assert attempts(resumed.run_dir) == [0, 1, 1, 2]
-    assert attempts(whole.run_dir) == [0, 1, 2]
-
-
-@pytest.mark.slow
 def test_lost_account_of_noisy_sums_ends_the_run(sources: Path, tmp_path: Path) -> None:
-    watch, config = StopAt(1), with_shares(sources, debug_seed=None)
-    with pytest.raises(RunInterrupted):
-        rondo.run(config, run_dir=tmp_path / "cut", device="cpu", observer=watch, stop=watch.event)
+    stopped(with_shares(sources, debug_seed=None), tmp_path / "cut")
     (tmp_path / "cut" / "privacy.jsonl").write_text('{"sums": 3}\n')
     with pytest.raises(ConfigError, match=r"privacy\.jsonl is damaged, so nobody knows what was spent"):
         rondo.resume(tmp_path / "cut", device="cpu")

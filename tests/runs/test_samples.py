@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models
 import rondo
 from rondo.report.terminal import samples_table
 from rondo.tasks.language.causal_lm import continuations
-from small_runs import POSITIONS, StopAt, reviews, save_tiny_bert, save_tiny_gpt2, settings, write_rows
+from small_runs import POSITIONS, reviews, save_tiny_bert, save_tiny_gpt2, settings, stopped, write_rows
 
 NEW = 6
 
@@ -77,9 +77,7 @@ def test_answers_before_are_the_base_models(finished: rondo.RunResult, gpt2: Pat
 
 @pytest.mark.parametrize("rounds", [0, 1])
 def test_resumed_run_has_the_same_answers(finished: rondo.RunResult, gpt2: Path, tmp_path: Path, rounds: int) -> None:
-    stop = StopAt(rounds)
-    with pytest.raises(rondo.RunInterrupted):
-        rondo.run(config(gpt2, tmp_path), run_dir=tmp_path / "run", device="cpu", observer=stop, stop=stop.event)
+    stopped(config(gpt2, tmp_path), tmp_path / "run", at=rounds)
     assert rondo.resume(tmp_path / "run").summary["samples"] == finished.summary["samples"]
 
 

@@ -13,7 +13,6 @@ import rondo
 from kinds_of_runs import KINDS, configured, make_sources, outcome
 from pretend_workers import PretendWorkers
 from rondo.config import ConfigError, load
-from rondo.errors import RunInterrupted
 from rondo.records.directory import RunDirectory
 from rondo.runs import launch
 from rondo.runs.assembling.assemble import assemble
@@ -21,7 +20,7 @@ from rondo.runs.assembling.given import Given
 from rondo.runs.loop import Onlooker, Runner
 from rondo.runs.watching.progress import Quiet
 from rondo.runs.workers.places import Hand, Order, check, facts
-from small_runs import StopAt
+from small_runs import stopped
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +71,7 @@ def test_run_with_workers_as_in_one_process(kind: str, sources: Path, tmp_path: 
     expected = outcome(tmp_path / "here")
     assert outcome(tmp_path / "there") == expected
     assert " worker 1 is gone\n" in (tmp_path / "there" / "run.log").read_text()
-    watch = StopAt(1)
-    with pytest.raises(RunInterrupted):
-        rondo.run(raw, run_dir=tmp_path / "both", device="cpu", observer=watch, stop=watch.event, **rows)
+    stopped(raw, tmp_path / "both", **rows)
     there.run(tmp_path / "both")
     assert outcome(tmp_path / "both") == expected
 

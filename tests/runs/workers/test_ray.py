@@ -20,11 +20,11 @@ import torch
 import rondo
 from kinds_of_runs import KINDS, configured, make_sources, outcome
 from rondo.config import ConfigError
-from rondo.errors import RunInterrupted, RunStopped
+from rondo.errors import RunStopped
 from rondo.runs.watching.progress import Quiet
 from rondo.runs.workers import ray as over_ray
 from rondo.runs.workers.places import Order
-from small_runs import StopAt
+from small_runs import stopped
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
 OVER_RAY = ("simulation.engine=ray", "simulation.workers=2")
@@ -59,9 +59,7 @@ def test_workers_without_ray_are_a_mistake(sources: Path) -> None:
 
 def test_resumption_changes_the_place_only(sources: Path, tmp_path: Path) -> None:
     raw, _ = configured("a linear problem", sources)
-    watch = StopAt(1)
-    with pytest.raises(RunInterrupted):
-        rondo.run(raw, run_dir=tmp_path / "run", device="cpu", observer=watch, stop=watch.event)
+    stopped(raw, tmp_path / "run")
     with pytest.raises(ConfigError, match=r"train\.lr: a run that goes on keeps its configuration"):
         rondo.resume(tmp_path / "run", sets=["train.lr=9"])
 
@@ -157,9 +155,7 @@ def test_run_of_one_process_goes_on_over_ray(sources: Path, tmp_path: Path) -> N
     """The result is that of a run that stayed in one process. Rows that a program gives travel with it."""
     raw, rows = configured("whole tensors", sources)
     rondo.run(raw, run_dir=tmp_path / "here", device="cpu", **rows)
-    watch = StopAt(1)
-    with pytest.raises(RunInterrupted):
-        rondo.run(raw, run_dir=tmp_path / "both", device="cpu", observer=watch, stop=watch.event, **rows)
+    stopped(raw, tmp_path / "both", **rows)
     rondo.resume(tmp_path / "both", sets=["simulation.engine=ray"], allow_code=True, **rows)
     assert outcome(tmp_path / "both") == outcome(tmp_path / "here")
     import ray
@@ -190,11 +186,7 @@ def test_run_over_ray_as_in_one_process(kind: str, sources: Path, tmp_path: Path
     for folder, sets in places.items():
         if folder == "back" and kind != "a personal head":
             continue  # one kind is enough: a state has no trace of where it was made
-        watch = StopAt(1)
-        with pytest.raises(RunInterrupted):
-            rondo.run(
-                raw, sets=OVER_RAY, run_dir=tmp_path / folder, device="cpu", observer=watch, stop=watch.event, **rows
-            )
+        stopped(raw, tmp_path / folder, sets=OVER_RAY, **rows)
         rondo.resume(tmp_path / folder, sets=sets, allow_code=True, **rows)
         assert outcome(tmp_path / folder) == expected
     assert cluster.is_initialized(), "what a run did not start it does not end"
