@@ -400,6 +400,23 @@ def test_output_that_a_full_disk_does_not_take_is_told(command: tuple[str, ...])
     assert done.returncode == 1
 
 
+@pytest.mark.skipif(os.name == "nt", reason="pipes of Windows break in other ways")
+@pytest.mark.parametrize("arguments", [("schema",), ("list",), ("show", "config"), ("--version",), ("show", "nothing")])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_reader_that_has_gone_changes_no_exit_code(arguments: tuple[str, ...], unbuffered: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb") as pipe:
+        call = [sys.executable, "-c", "from rondo.cli import main; main()", *arguments]
+        variables = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        done = subprocess.run(call, stdout=pipe, stderr=subprocess.PIPE, check=False, text=True, env=variables)
+        unread = subprocess.run(call, stdout=pipe, stderr=pipe, check=False, env=variables)
+    expected = 2 if "nothing" in arguments else 0
+    assert (done.returncode, unread.returncode) == (expected, expected)
+    assert ("nothing" in done.stderr) == (expected == 2)
+    assert "pipe" not in done.stderr.lower()
+
+
 def test_closed_output_is_no_fault() -> None:
     code = "import os, sys; os.close(1); os.execv(sys.executable, [sys.executable, '-c', sys.argv[1], '--version'])"
     call = [sys.executable, "-c", code, "from rondo.cli import main; main()"]

@@ -251,6 +251,8 @@ CASES = [
     Case("config", "an answer's text without a place for the choice", {"task": {**CHOICES, "answer_text": "it is"}}),
     Case("config", "a model folder that is not there", {"model": {"name": "./modle"}}),
     Case("config", "data that are not there", {"data": {"source": "row.csv"}}),
+    Case("config", "a model by its address", {"model": {"name": "file:/models/bert"}}),
+    Case("config", "data by their address", {"data": {"source": "file:///data/rows"}}),
     Case("config", "an adapter that is not there", {"adapter": {"start_from": "adapter"}}),
     # between keys
     Case("config", "steps and epochs", {"train": {"local_steps": 5, "local_epochs": 1}}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -106,13 +107,22 @@ def test_separator_is_the_files_own(tmp_path: Path, name: str, content: str, sep
     assert list(rows) == [{"t": "x; y", "l": "1"}]
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-8-sig"])
 @pytest.mark.parametrize("asked", ["utf-8", "cp1252"])
-def test_utf16_says_so_itself(tmp_path: Path, encoding: str, asked: str) -> None:
+def test_wide_letters_say_so_themselves(tmp_path: Path, encoding: str, asked: str) -> None:
     if (encoding, asked) == ("utf-8-sig", "cp1252"):
         pytest.skip("three letters of cp1252 are no mark")
     (tmp_path / "a.csv").write_bytes(TEXT.encode(encoding))
     assert list(read_rows(tmp_path / "a.csv", "data.source", Room(form=TextForm(";", asked)))) == ROWS
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
+    (tmp_path / "a.jsonl").write_bytes(lines.encode(encoding))
+    assert list(read_rows(tmp_path / "a.jsonl", "data.source", Room(form=TextForm(None, asked)))) == ROWS
+
+
+def test_half_a_wide_letter_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(TEXT.encode("utf-16-le")[:-1])
+    with pytest.raises(ConfigError, match=r"data\.source: .*a\.csv' is not a valid csv file: .*truncated data"):
+        read_rows(tmp_path / "a.csv", "data.source", Room(form=TextForm(";")))
 
 
 def test_lines_are_counted_behind_a_line_for_excel(tmp_path: Path) -> None:

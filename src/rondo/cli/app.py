@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -160,6 +160,29 @@ def options(
     """Options of ``rondo`` itself."""
 
 
+class _Pipe(io.FileIO):
+    """Output whose rest goes nowhere once its reader has gone (``rondo list | head -1``): a command, and above all a
+    run, ends as if all of it were read."""
+
+    def write(self, data: Any) -> int | None:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            with open(os.devnull, "wb") as nothing:
+                os.dup2(nothing.fileno(), self.fileno())
+            return memoryview(data).nbytes
+
+
+def _unbroken(stream: Any) -> Any:
+    """``stdout`` or ``stderr`` of this process, unaffected by a reader that has gone."""
+    if not isinstance(stream, io.TextIOWrapper) or stream.isatty():
+        return stream
+    raw = _Pipe(stream.fileno(), "wb", closefd=False)
+    buffer = raw if stream.write_through else io.BufferedWriter(raw)
+    lines = stream.line_buffering
+    return io.TextIOWrapper(buffer, stream.encoding, stream.errors, None, lines, stream.write_through)
+
+
 @contextmanager
 def _full_disk_told() -> Iterator[None]:
     """Within, output that a full disk does not take ends the process with a line and exit code 1."""
@@ -191,6 +214,8 @@ def main() -> None:
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # a name may have characters that the terminal's encoding has not
         sys.stdout.reconfigure(errors="backslashreplace")
+    if sys.stdout is sys.__stdout__:
+        sys.stdout, sys.stderr = _unbroken(sys.stdout), _unbroken(sys.stderr)
     try:
         with _full_disk_told():
             if "TORCHELASTIC_RUN_ID" in os.environ:

@@ -110,7 +110,7 @@ def missing_files(config: RunConfig) -> Iterator[Problem]:
     """
     for key, file in (("task.chat_template", config.task.chat_template), ("model.vectors", config.model.vectors)):
         if file is not None and not Path(file).expanduser().is_file():
-            yield Problem(key, f"no such file: {file!r}; mend the path")
+            yield Problem(key, f"no such file: {file!r}; {mending(file)}")
     paths = {key: getattr(config.data, key) for key in ("source", "clients_from", "test_source")}
     paths |= {f"more_tests.{name}": value for name, value in config.data.more_tests.items() if is_path(value)}
     by_client = {"clients_from"} if config.data.clients_from is None else {"clients_from", "test_source"}
@@ -118,7 +118,7 @@ def missing_files(config: RunConfig) -> Iterator[Problem]:
         if value is not None and is_path(value) and not exists(value):
             yield Problem(
                 f"data.{key}",
-                f"no such file or folder: {value!r}; mend the path (it is taken from the folder you work in)",
+                f"no such file or folder: {value!r}; {mending(value)} (it is taken from the folder you work in)",
             )
         elif value is not None and "*" in value and key not in by_client:
             yield Problem(
@@ -146,6 +146,7 @@ def missing_packages(config: RunConfig) -> Iterator[Problem]:
             yield Problem(key, f"{value!r} {packages.missing(package)}")
 
 
+_FILE = "file:"
 _FILE_SUFFIXES = (
     *(".csv", ".tsv", ".json", ".jsonl", ".parquet", ".conll", ".bio", ".iob", ".iob2", ".bioes", ".xlsx"),
     *(".gguf", ".gz"),
@@ -153,8 +154,14 @@ _FILE_SUFFIXES = (
 
 
 def is_path(name: str) -> bool:
-    """Whether ``name`` can only be a path: absolute, relative with a dot, or with a file's ending."""
-    return name.startswith(("/", "./", "../", "~")) or name.endswith(_FILE_SUFFIXES)
+    """Whether ``name`` can only be a path: absolute, relative with a dot, of a ``file:`` address, or with a file's
+    ending."""
+    return name.startswith(("/", "./", "../", "~", _FILE)) or name.endswith(_FILE_SUFFIXES)
+
+
+def mending(path: str) -> str:
+    """The remedy for a path that leads nowhere."""
+    return f"write the path alone, without {_FILE!r}" if path.startswith(_FILE) else "mend the path"
 
 
 def exists(name: str) -> bool:

@@ -112,7 +112,7 @@ def unknown_key(loc: list[str], schema: type[BaseModel]) -> str:
     match in its section, else the section that has it, else the keys known there."""
     if loc[:-1] == ["adapter"] and (reason := not_taken(loc[-1])):
         return reason
-    if (reason := other_word(loc[-1])) is not None:
+    if (reason := other_word(".".join(loc))) is not None:
         return reason
     section: Any = schema
     for part in loc[:-1]:

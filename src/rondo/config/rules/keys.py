@@ -11,7 +11,16 @@ from typing import get_args
 from rondo import own_code
 from rondo.algorithms.table import SERVER_OPTIONS
 from rondo.config import task_kinds as tasks
-from rondo.config.checks import BUILTINS, client_checks, data_source, exists, is_path, partition_kind, text_form_checks
+from rondo.config.checks import (
+    BUILTINS,
+    client_checks,
+    data_source,
+    exists,
+    is_path,
+    mending,
+    partition_kind,
+    text_form_checks,
+)
 from rondo.config.inputs import BUILTIN_DATA, BUILTIN_MODEL, BUILTIN_NETWORKS, LINEAR, ModelConfig
 from rondo.config.rules.trainer import trainer_checks
 from rondo.config.schema import FaultKind, RunConfig
@@ -132,7 +141,8 @@ def _model_checks(config: RunConfig) -> Iterator[Problem]:
         )
     if is_path(config.model.name) and not exists(config.model.name):
         yield Problem(
-            "model.name", f"no such file or folder: {config.model.name!r}; mend the path, or give a Hugging Face name"
+            "model.name",
+            f"no such file or folder: {config.model.name!r}; {mending(config.model.name)}, or give a Hugging Face name",
         )
     builtin = (BUILTIN_MODEL, *BUILTIN_NETWORKS, LINEAR)
     if config.model.name.startswith("builtin:") and config.model.name not in builtin:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 _KEYS = {
     "learning_rate": "train.lr",
-    "loraplus_lr_ratio": "train.lr_ratio",
+    **dict.fromkeys(("loraplus_lr_ratio", "loraplus", "lora_plus", "use_loraplus"), "train.lr_ratio"),
     **{word: f"train.{word}" for word in ("weight_decay", "max_grad_norm", "packing")},
     **dict.fromkeys(("per_device_train_batch_size", "train_batch_size"), "train.batch_size"),
     "micro_batch_size": "train.micro_batch",
@@ -39,7 +39,10 @@ _KEYS = {
     "model_init_kwargs": "model.name, model.revision and model.quantization",
     **dict.fromkeys(("lora_r", "lora_rank"), "adapter.r"),
     "lora_target_modules": "adapter.target_modules",
-    **dict.fromkeys(("gptq", "awq", "quantization_config"), 'model.quantization = "nf4" or "int8", of plain weights'),
+    **dict.fromkeys(
+        ("gptq", "awq", "quantize", "quant_method", "quantization_config"),
+        'model.quantization = "nf4" or "int8", of plain weights',
+    ),
     **dict.fromkeys(("load_in_4bit", "int4"), 'model.quantization = "nf4"'),
     **dict.fromkeys(("load_in_8bit", "int8"), 'model.quantization = "int8"'),
     **dict.fromkeys(
@@ -121,7 +124,10 @@ _NONE = {
     ),
     "loraplus_lr_embedding": "embeddings have no factors",
     **dict.fromkeys(
-        ("async", "asynchronous", "async_aggregation", "staleness", "max_staleness", "buffer_size"),
+        (
+            *("async", "asynchronous", "async_aggregation", "async_mode", "staleness", "max_staleness", "buffer_size"),
+            *("clients.mode", "server.mode"),
+        ),
         "a round combines the uploads of one model, so that its result does not depend on the order of their arrival",
     ),
 }
@@ -138,8 +144,9 @@ _NOT_ROUNDED = dict.fromkeys(
 WORDS = frozenset({*_KEYS, *_NONE})
 
 
-def other_word(word: str) -> str | None:
-    """The message about a key of another trainer's; None for any other key."""
+def other_word(path: str) -> str | None:
+    """The message about a key of another trainer's, by its path or its last word; None for any other key."""
+    word = path if path in WORDS else path.rpartition(".")[2]
     if word in _KEYS:
         return f"unknown key; another trainer's word: here it is {_KEYS[word]}"
     return f"unknown key; Rondo has none, because {_NONE[word]}: remove it" if word in _NONE else None

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import codecs
 import gzip
 import io
 import json
@@ -77,10 +76,13 @@ def _text(path: Path, room: Room) -> str:
 
 
 def _decoded(content: bytes, form: TextForm) -> str:
-    """``content`` as text: UTF-16 if it says so at its start, as Excel's "Unicode text" does; UTF-8 if its letters are
-    that, for sites write their files by several programs; else as ``form`` says."""
-    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return content.decode("utf-16")
+    """``content`` as text: UTF-16 or UTF-32 if its first bytes are that, as of Excel's "Unicode text"; UTF-8 if its
+    letters are that, for sites write their files by several programs; else as ``form`` says."""
+    if not (wide := json.detect_encoding(content[:4])).startswith("utf-8"):  # zeros among them, or a mark
+        try:
+            return content.decode(wide)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"as {wide} text: {error.reason}") from None
     with suppress(UnicodeDecodeError):
         if not content.isascii():
             return content.decode("utf-8-sig")
