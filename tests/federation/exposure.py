@@ -41,7 +41,9 @@ LEAVES: Mapping[type, Mapping[str, Exposed]] = {
             "rows or file's name",
             "`outgoing.letters_per_day`",
         ),
-        "environment": Exposed("torch's version, the number of threads, the processor's instructions", "a consent"),
+        "environment": Exposed(
+            "Rondo's and torch's versions, the number of threads, the processor's instructions", "a consent"
+        ),
         "fewest": Exposed(
             "fewest sites that must open a masked sum with this one",
             "`training.least_sites`",

@@ -74,7 +74,6 @@ def test_start_is_made_on_the_servers_threads(
         {"protocol": 2},
         {"protocol": "1"},
         {"protocol": None},
-        {"rondo": "9.9"},
         {"rondo": None},
         {"run": 5},
         {"run": None},

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 
 import torch
 
+from rondo import __version__
+
 Environment = Mapping[str, str]
-"""``torch``, ``threads`` and ``cpu`` (its instructions)."""
+"""``rondo``, ``torch``, ``threads`` and ``cpu`` (its instructions)."""
 
 
 def here() -> dict[str, str]:
     """Everything about this process that decides on bits."""
     cpu = torch.backends.cpu.get_cpu_capability()
-    return {"torch": torch.__version__, "threads": str(torch.get_num_threads()), "cpu": cpu}
+    return {"rondo": __version__, "torch": torch.__version__, "threads": str(torch.get_num_threads()), "cpu": cpu}
 
 
 def differences(server: Environment, site: Environment) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field
 
+from rondo import __version__
 from rondo.data.labels import MOST
 from rondo.engine.wire.strict import PROTOCOL, Count, Rejected, is_count, is_line, is_text, json_object, only, read
 
@@ -89,7 +90,9 @@ class Plan:
             return read(cls, "unreadable", "the plan", data)
         except Rejected as error:
             if error.reason == "wrong_protocol":
-                raise NotAPlan(f"the server speaks another protocol: {error.detail}") from None
+                raise NotAPlan(
+                    f"the server speaks another protocol: {error.detail}; this side has Rondo {__version__!r}"
+                ) from None
             raise NotAPlan(f"invalid plan: {error.detail.removeprefix('the plan: ')}") from None
 
 
@@ -103,8 +106,8 @@ class Consent:
     labels: Annotated[tuple[str, ...], only(_are_labels, _LABELS)] = ()
     refused: str = ""
     environment: Annotated[Mapping[str, str], only(_is_environment, "an object of lines")] = field(default_factory=dict)
-    """The site's machine: ``torch``, ``threads`` and ``cpu`` (its instructions). Sites of equal environments give
-    the bits of a simulation on one of them."""
+    """The site's machine: ``rondo`` (its version), ``torch``, ``threads`` and ``cpu`` (its instructions). Sites
+    of equal environments give the bits of a simulation on one of them."""
     fewest: Count = 0
     """Fewest sites that open a masked sum with this one; 0 in a run without."""
 

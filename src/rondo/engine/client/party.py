@@ -17,7 +17,7 @@ from rondo.engine.wire import serialization
 from rondo.engine.wire.envelope import Envelope, encode_upload
 from rondo.engine.wire.letters import Reply, Request
 from rondo.engine.wire.parcel import Parcel, held_versions, sum_version, version
-from rondo.engine.wire.strict import PROTOCOL
+from rondo.engine.wire.strict import PROTOCOL, other_protocol
 from rondo.lowrank import GrowingSum
 from rondo.params import Params
 from rondo.tasks.task import Example
@@ -120,7 +120,7 @@ class Party:
 
     def reply(self, request: Request) -> Reply:
         if request.protocol != PROTOCOL:
-            return Reply(reason="wrong_protocol", detail=f"{request.protocol}, and this side speaks {PROTOCOL}")
+            return Reply(reason="wrong_protocol", detail=other_protocol(request.protocol))
         if request.identity.model != self.model:
             detail = f"the server's base model is {request.identity.model}, this client's {self.model}"
             return Reply(reason="wrong_model", detail=detail)

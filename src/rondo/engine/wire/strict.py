@@ -17,7 +17,7 @@ import pydantic
 from pydantic import ConfigDict, FailFast, PlainValidator, Strict
 
 PROTOCOL = 1
-"""The version of all letters."""
+"""The version of all letters. Sides with the same number work together, whatever their versions of Rondo."""
 _LENGTH = 8
 """Bytes of the length of a header."""
 
@@ -79,7 +79,9 @@ def read(shape: type[T], reason: str, what: str, text: bytes) -> T:
     content, model = json_object(reason, what, text), _model(shape)  # type: ignore[arg-type]
     protocol = content.get("protocol", PROTOCOL)
     if protocol is True or protocol != PROTOCOL:
-        raise Rejected("wrong_protocol", f"{short(protocol)}, and this side speaks {PROTOCOL}")
+        environment = content.get("environment")
+        version = content.get("rondo", environment.get("rondo") if isinstance(environment, dict) else None)
+        raise Rejected("wrong_protocol", other_protocol(protocol, version))
     for key in sorted(content.keys() ^ {*model.model_fields, "protocol"}):  # pydantic would note each of millions
         raise Rejected(reason, f"{what}: {short(key)} is {'unknown' if key in content else 'missing'}")
     try:
@@ -89,6 +91,14 @@ def read(shape: type[T], reason: str, what: str, text: bytes) -> T:
         path = ".".join(str(part) for part in fault["loc"] if part == fault["loc"][0] or isinstance(part, int))
         wanted = re.sub("^(Value error, |Input |String )", "", fault["msg"]).replace("a valid tuple", "a list [...]")
         raise Rejected(reason, f"{what}: {path} {wanted}, got {short(fault['input'])}") from None
+
+
+def other_protocol(protocol: object, version: object = None) -> str:
+    """The fault of a letter of another protocol, and which side to upgrade. ``version``: the sender's version of Rondo,
+    if the letter says it."""
+    sender = short(protocol) if version is None else f"{short(protocol)} (Rondo {short(version)})"
+    side = "this side" if isinstance(protocol, int) and protocol > PROTOCOL else "the other side"
+    return f"{sender}, and this side speaks {PROTOCOL}: upgrade {side}"
 
 
 @cache

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from rondo import __version__
 from rondo.engine.wire.strict import Rejected, short
 from rondo.errors import Problem, StopRequested, first_of
 from rondo.federation.environment import Environment
@@ -237,7 +238,8 @@ class Sites:
         try:
             consent = Consent.decode(answer)
         except Rejected as rejection:
-            consent = Consent({}, refused=f"its consent is {rejection}")
+            versions = f"; this side has Rondo {__version__!r}" if rejection.reason == "wrong_protocol" else ""
+            consent = Consent({}, refused=f"its consent is {rejection}{versions}")
         if not consent.refused and (fault := self._fault(name, plan, consent)) is not None:
             consent = Consent({}, refused=fault)
         if consent.refused:

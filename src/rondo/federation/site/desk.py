@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from rondo import __version__
 from rondo.data.files.tables import Rows
 from rondo.engine.client.party import Party
 from rondo.engine.wire import masked
@@ -171,7 +172,8 @@ class Desk:
                 self.audit.note("in", "unreadable", letter, {"reason": str(error)})
             self.parties, self._plan, self._sums = {}, "", None
             (self.folder / PLAN).unlink(missing_ok=True)
-            answer = Consent({}, refused=for_the_server(error))
+            version = {"rondo": __version__} if isinstance(error, NotAPlan) else {}  # it may be of another protocol
+            answer = Consent({}, refused=for_the_server(error), environment=version)
             reason = "; ".join(line.strip() for line in str(error).splitlines()) or type(error).__name__
             self.refusal = "" if isinstance(error, NotAPlan) else reason
             self.told(f"not taking part: {reason}")

@@ -19,7 +19,8 @@ from rondo.data.client_rows import resolved
 from rondo.data.files.tables import Rows
 from rondo.data.labels import label_names
 from rondo.data.sources import Source
-from rondo.errors import ConfigError
+from rondo.engine.wire.strict import short
+from rondo.errors import ConfigError, Problem
 from rondo.federation.environment import here
 from rondo.federation.identity.peers import Voice
 from rondo.federation.plan import NotAPlan, Plan
@@ -132,10 +133,14 @@ class Joining:
     def _read(self, plan: Plan) -> tuple[RunConfig, dict[str, Rows]]:
         """The plan's configuration for this site, and the rows of its clients. No row is read. Raises :class:`Declined`
         and :class:`ConfigError`."""
-        if plan.rondo != __version__:
-            raise Declined(f"the server has Rondo {plan.rondo}, this site {__version__}")
         clients = self._own(plan)
-        return self._config(plan, tested=bool(self.tests.keys() & clients.keys())), clients
+        try:
+            return self._config(plan, tested=bool(self.tests.keys() & clients.keys())), clients
+        except ConfigError as error:
+            if plan.rondo == __version__:
+                raise
+            versions = f"the server has {short(plan.rondo)}, this site {__version__!r}: upgrade the older one"
+            raise ConfigError([*error.problems, Problem("rondo", versions)], error.source) from None
 
     def _own(self, plan: Plan) -> dict[str, Rows]:
         clients = {name: rows for name, rows in self.rows.items() if plan.clients is None or name in plan.clients}

@@ -231,7 +231,7 @@ def _letter(post: _Post) -> bytes:
             return b""
         message = flower.inflate_object_from_contents(post.root, dict(post.parts))
         return content_of(message) if isinstance(message, Message) else b""
-    except Exception:
+    except Exception:  # Flower's parsers raise what Python and protobuf do on bytes that are none of theirs
         return b""
 
 
