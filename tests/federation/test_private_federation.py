@@ -110,7 +110,7 @@ def test_key_of_the_noise_is_in_no_letter(folder: Path, tmp_path: Path) -> None:
     assert [part for part in letters if key in part or key.hex().encode() in part.lower()] == []
     lines = [line for line in line.told if line.startswith("the bits ")]
     assert len(lines) == 1
-    assert lines[0].startswith("the bits are not those of a simulation, since no seed gives the noise: all have torch ")
+    assert lines[0].startswith("the bits are not those of a simulation, since no seed gives the noise: all have rondo ")
     assert lines[0] in list(status_lines(tmp_path / "run"))
     guarantee = "differential privacy of clients, against who reads the released model: epsilon "
     assert len([said for said in status_lines(tmp_path / "run") if said.startswith(guarantee)]) == 1

@@ -39,7 +39,7 @@ class Watching(Quiet):
 
 
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
-SAME = "the bits are those of a simulation: all have torch "
+SAME = "the bits are those of a simulation: all have rondo "
 
 
 @pytest.mark.slow
@@ -107,7 +107,7 @@ def test_another_environment_is_recorded(folder: Path, monkeypatch: pytest.Monke
     parties = Parties(folder)
     parties.run(config(folder), folder / "run")
     (line,) = [line for line in parties.told if "simulation" in line]
-    assert line.startswith("the bits may not be those of a simulation: the server has torch ")
+    assert line.startswith("the bits may not be those of a simulation: the server has rondo ")
     assert line.endswith("; north has torch 1.0")
     assert line in list(status_lines(folder / "run"))
     record = json.loads((folder / "run" / "federation.json").read_text())
