@@ -164,7 +164,7 @@ class _Pipe(io.FileIO):
     """Output whose rest goes nowhere once its reader has gone (``rondo list | head -1``): a command, and above all a
     run, ends as if all of it were read."""
 
-    def write(self, data: Any) -> int | None:
+    def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except BrokenPipeError:
