@@ -297,20 +297,27 @@ class Runner:
         return {**of_model, **server.algorithm.measures(server.state)}
 
     def _write_adapter(self, folder: Path, rounds: int, scores: Mapping[str, Any], *notes: str) -> None:
-        server, model, facts = self.federation.server, self.assembly.model, self.facts
+        server, text = self.federation.server, self._card(rounds, scores, *notes)
         seen, base = self.federation.scorer.newcomer(server.state, server.round(rounds))
-        before = self.scores["before"]
+        with written(self.directory.path):
+            durable.write_folder(folder, lambda folder: save(folder, self.assembly.model, seen, base, self.facts, text))
+
+    def _card(self, rounds: int, scores: Mapping[str, Any], *notes: str) -> str:
+        model, before = self.assembly.model, self.scores["before"]
         said = None if self.guarantee is None else sentence(self.guarantee)
         notes = (*model.notes, *notes)
-        text = card(facts, model.form, rounds=rounds, before=before, after=scores, notes=notes, said=said)
-        with written(self.directory.path):
-            durable.write_folder(folder, lambda folder: save(folder, model, seen, base, facts, text))
+        return card(self.facts, model.form, rounds=rounds, before=before, after=scores, notes=notes, said=said)
 
     def _finish(self) -> RunResult:
         self.observer.phase("writing")
         history = list(map(json.loads, self.journal.lines(self.journal.position)))
         before, after = self.scores["before"], history[-1]["scores"]
         self._write_adapter(self.directory.adapter, self.done, after)
+        if self.guarantee is not None and self.directory.best_adapter.is_dir():
+            rounds = self.scores["best"]["rounds"]  # chosen among all rounds, so it has told of all
+            text = self._card(rounds, history[rounds - 1]["scores"], _CHOSEN)
+            with written(self.directory.path):
+                durable.write(self.directory.best_adapter / "README.md", text.encode())
         summary = self._summary(history, before, after)
         start: Mapping[str, Any] = next(iter(before.values()), {})
         title = f"{self.config.algorithm.name}, {summary['clients']} clients"
