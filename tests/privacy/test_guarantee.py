@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,9 @@ def test_a_turnout_is_told_to_nobody_unless_noise_or_masks_cover_it(section: dic
     assert refused or config.guarantee.secret_turnout == hidden
 
 
+SWITCHES = re.compile(r"privacy\.(?:unit|adversary|secure_aggregation)\b")
+
+
 def test_no_other_room_reads_the_section_privacy() -> None:
     source = Path(rondo.__file__).parent
     readers = {
@@ -87,7 +91,7 @@ def test_no_other_room_reads_the_section_privacy() -> None:
 
 
 def _switches(path: Path) -> Iterator[str]:
-    """The keys of ``[privacy]`` that a file reads as attributes, and switches by their names."""
+    """The keys of ``[privacy]`` that a file reads as attributes, and switches by their names, in words too."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         match node:
             case ast.Attribute(attr="adversary" | "secure_aggregation" as name):
@@ -97,6 +101,12 @@ def _switches(path: Path) -> Iterator[str]:
                     yield f"privacy.{name}"
             case ast.Constant(value="adversary" | "secure_aggregation" as name):
                 yield name
+            case ast.Constant(value=str(text)) if named := SWITCHES.findall(text):
+                yield from named
+            case ast.Attribute(
+                attr="unit", value=ast.Attribute(attr="guarantee") | ast.Name(id="guarantee" | "promise")
+            ):
+                yield "privacy.unit"
             case ast.Subscript(slice=ast.Constant(value="unit")):
                 yield "privacy.unit"
 

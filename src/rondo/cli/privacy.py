@@ -24,7 +24,7 @@ _QUIETER = "few methods learn: take more clients, fewer numbers, or a larger eps
 
 
 class Adversary(StrEnum):
-    """``privacy.adversary``, with ``unit = "client"``."""
+    """The adversary, where clients are protected."""
 
     READER = "reader"
     SERVER = "server"
@@ -50,7 +50,7 @@ def plan(
     colluding: Annotated[int, typer.Option(help="sites that may collude with the server", min=0)] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
 ) -> None:
-    """Noise for an epsilon, or epsilon for a noise, of privacy.unit = "client"; with --numbers, how loud it is."""
+    """Noise for an epsilon, or epsilon for a noise, where clients are protected; with --numbers, how loud it is."""
     with user_errors():
         _check("rondo privacy plan", epsilon, noise)
         _check_steps("rondo privacy plan", rounds, 1)
@@ -102,7 +102,7 @@ def rows(
     delta: Annotated[float, typer.Option(help="delta; below 1 over the rows, or persons")] = 1e-5,
     as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
 ) -> None:
-    """Noise for an epsilon, or epsilon for a noise, of privacy.unit = "example", for one client."""
+    """Noise for an epsilon, or epsilon for a noise, where the rows of a client are protected."""
     with user_errors():
         source = "rondo privacy rows"
         _check(source, epsilon, noise)

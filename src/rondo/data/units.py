@@ -99,8 +99,8 @@ def persons_of(column: str | None, key: str, task: Task, rows: Rows, by_row: Seq
 def units_of(
     config: RunConfig, persons: Sequence[str] | None, by_row: Sequence[range], train: Sequence[int]
 ) -> list[int] | None:
-    """The unit of each training example of a client under ``privacy.unit = "example"``: its person, else its row. None
-    where each example is a unit of its own.
+    """The unit of each training example of a client whose rows are protected: its person, else its row. None where
+    each example is a unit of its own.
 
     ``persons``, ``by_row``: see :func:`persons_of`.
     ``train``: the numbers of its training examples.

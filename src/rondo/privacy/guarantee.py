@@ -127,6 +127,17 @@ class Guarantee:
         return tuple(name for name, has in there.items() if has)
 
     @property
+    def without_own_noise(self) -> str | None:
+        """The reason why a site can count on no noise, by the key that says so; None if it can."""
+        if self.unit is None:
+            return "no noise: privacy.unit is not set"
+        if not self.noise:
+            return "no noise: privacy.noise is 0"
+        if self.debug_seed is not None:
+            return "no noise that counts: privacy.debug_seed is known to the server"
+        return "the server adds the noise, not this site" if self.noise_from == "server" else None
+
+    @property
     def asks_of_methods(self) -> Iterator[tuple[Asked, str]]:
         """What a method must go with, as the table of methods names it, and the key that asks for it."""
         if self.noise_from is not None:
@@ -138,6 +149,11 @@ class Guarantee:
         """Raise :class:`ConfigError` if uploads are masked, where masks hide nothing. ``why``: the reason."""
         if self.masks_uploads:
             raise ConfigError.at("privacy.secure_aggregation", f"{why}, or remove it")
+
+    def no_noise_for(self, what: str) -> ConfigError:
+        """The refusal of a method that asks for ``what``, where steps have noise."""
+        message = f"the method asks for {what}, to which no noise can be added: take another method"
+        return ConfigError.at("privacy.unit", message)
 
     def must_not_search(self) -> None:
         """Raise :class:`ConfigError` if a search would take scores on rows that are held out of the clients' own."""

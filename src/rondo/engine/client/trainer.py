@@ -35,7 +35,7 @@ from rondo.engine.client.flops import Flops
 from rondo.engine.client.least_squares import minimiser
 from rondo.engine.client.optimizer import optimizer
 from rondo.engine.client.plain_step import Part, PlainSteps, mean_loss, split
-from rondo.errors import ConfigError, StopRequested
+from rondo.errors import StopRequested
 from rondo.models.networks.network import Base, Network
 from rondo.models.networks.rows import Rows, to_device
 from rondo.models.shortcuts.head_inputs import HeadInputs, head_inputs
@@ -254,8 +254,7 @@ class CohortTrainer(Trainer):
 
     def _must_be_open(self, what: str) -> None:
         if self.promise is not None:
-            message = f"the method asks for {what}, to which no noise can be added: take another method"
-            raise ConfigError.at("privacy.unit", message)
+            raise self.promise.no_noise_for(what)
 
     def _pass(self, batch: Sequence[Sequence[Example]], chances: Sequence[Chance], kept: HeadInputs | None) -> Part:
         """One forward pass over a batch or a part of it."""

@@ -111,8 +111,8 @@ class PrivacyTerms(Section):
     itself. The account of it is in this site's folder, over all runs, and no server can change it."""
 
     require: list[Literal["example-dp", "client-dp", "secure-aggregation"]] = Field(default_factory=list)
-    """Protections that a plan must have: noise in each step (``privacy.unit = "example"``), noise in the masked upload
-    (``privacy.unit = "client"`` with ``adversary = "server"``), masks (``privacy.secure_aggregation``)."""
+    """Protections that a plan must have: noise of this site in each step, its noise in the masked upload, masks
+    (``docs/privacy.md``)."""
     max_epsilon: _Amount | None = None
     """Largest epsilon of all private runs on the same rows, or persons; a plan without noise of this site is then
     refused. Left out, it is counted and not limited."""

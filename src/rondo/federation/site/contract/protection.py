@@ -6,7 +6,7 @@ opened, so each vector counts; the same vector again counts once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -50,7 +50,8 @@ def of_plan(config: RunConfig, contract: Contract) -> Iterator[Term]:
         if allowed.max_epsilon is not None and own.isdisjoint(words):
             words.append("example-dp or client-dp")
         told = f"plans with {' and '.join(words)}" if words else "any"
-        plan_has = (", ".join(has) or "none") + _without(config, has)
+        lacking = promise.without_own_noise
+        plan_has = (", ".join(has) or "none") + ("" if lacking is None else f" ({lacking})")
         yield Term("protection", plan_has, told, set(allowed.require) <= set(has) and enough)
     if promise.of_rows:
         asked, column = promise.group, allowed.persons
@@ -66,20 +67,6 @@ def of_names(config: RunConfig, allowed: str) -> Term:
     noisy = config.guarantee.noise_from is not None
     allowed = "none of its rows under differential privacy: the server names them" if noisy else allowed
     return Term("class names", "asked: they leave", allowed, not noisy)
-
-
-def _without(config: RunConfig, has: Sequence[str]) -> str:
-    """The reason why a plan has no noise that a site counts; empty where it has some."""
-    promise = config.guarantee
-    if "example-dp" in has or "client-dp" in has:
-        return ""
-    if promise.noise_from is None:
-        return " (no noise: privacy.unit is not set)"
-    if not promise.noise:
-        return " (no noise: privacy.noise is 0)"
-    if promise.debug_seed is not None:
-        return " (no noise that counts: privacy.debug_seed is known to the server)"
-    return " (the server adds the noise, not this site)"
 
 
 def check_delta(contract: Contract, rows: Mapping[str, Rows]) -> None:
