@@ -121,6 +121,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dropout of adapters": DROPPED,
     "rows that are held back": {"data": {"validation_fraction": 0.4}},
     "persons that are held back": {"data": {"validation_fraction": 0.4}, "privacy": {"group": "who"}},
+    "persons that are held back together": {"data": {"validation_fraction": 0.4, "hold_out_by": "who"}},
+    "persons that are held back by another column": {
+        "data": {"validation_fraction": 0.4, "hold_out_by": "first"},
+        "privacy": {"group": "who"},
+    },
+    "a rate of its own for B": {**DROPPED, "train": {"lr_ratio": 16.0}},
     "persons with dropout": {**DROPPED, "privacy": {"group": "who"}},
     "a whole network with its dropout": {**WHOLE, "train": {"what": "all"}},
     "a whole network in parts": {**WHOLE, "train": {"what": "all", "micro_batch": 3}},
