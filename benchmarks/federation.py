@@ -294,7 +294,6 @@ def light_server(folder: Path, count: int, rounds: int, size: int, idle: float) 
 def light_site(folder: Path, name: str, port: int, size: int) -> None:
     """Answer letters until the server is gone."""
     from rondo.federation.identity.keys import SiteKeys
-    from rondo.federation.letter import kind_of
     from rondo.federation.plan import Consent
     from rondo.federation.site.line.supernode import SuperNode, TurnedAway, Unreachable
 
@@ -306,7 +305,7 @@ def light_site(folder: Path, name: str, port: int, size: int) -> None:
             if message is None:
                 time.sleep(0.05)  # as a site's program does
             else:
-                node.answer(message, consent if kind_of(message) == "plan" else reply)
+                node.answer(message, consent if message.kind == "plan" else reply)
 
 
 def light(args: argparse.Namespace) -> list[dict[str, Any]]:

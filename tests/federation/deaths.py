@@ -51,7 +51,7 @@ class Death:
     """The end of a program at the letter of ``kind``.
 
     ``moment``, at a site: ``"before"`` the letter is noted; ``"half of FILE"``, while that file is written;
-    ``"written"``: all is on the disk, and nothing has left; ``"leaving"``: the answer is announced, and not there;
+    ``"written"``: all is on the disk, and nothing has left; ``"leaving"``: nothing of the answer is there;
     ``"after"`` it.
 
     At the server: ``"before"`` the first site is asked; ``"in"``: one site has answered, and no other is asked;

@@ -175,9 +175,7 @@ BESIDE: Mapping[str, str] = {
     "send-node-heartbeat": "the site is still there, even while it trains",
     "pull-messages": "the site asks for a letter",
     "pull-object": "the site fetches a part of a letter",
-    "confirm-message-received": "the site has a letter",
-    "push-messages": "the number, size and digests of an answer's parts",
-    "push-object": "a part of an answer",
+    "push-object": "a part of an answer, up to 5 MiB",
 }
 """Requests of the line that letters travel over, by route."""
 

@@ -12,18 +12,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-from flwr.app import Message
-from flwr.app.message import make_message, remove_content_from_message
-from flwr.app.metadata import Metadata
-from flwr.common.serde import message_to_proto
-from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse, PushMessagesResponse
-from flwr.proto.message_pb2 import ObjectTree, PullObjectRequest, PullObjectResponse
-from flwr.supercore.date import now
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse
+from flwr.proto.message_pb2 import Message, Metadata, PullObjectRequest, PullObjectResponse
 
-from rondo.federation.letter import KINDS, record
+from rondo.federation.letter import KINDS, PART
 
 Answer = Callable[[str, bytes], Iterable[bytes]]
 """The bytes in answer to a request, by the end of its path and its body."""
@@ -73,25 +66,15 @@ def serving(answer: Answer, keys: Path | None, port: int = 0) -> Iterator[int]:
         listening.close()
 
 
-def message(letter: bytes, kind: str = "round", **changes: Any) -> Message:
-    """A message with ``letter``, as a server sends it."""
-    fields = {"created_at": now().timestamp(), "ttl": 60.0, "message_type": KINDS[kind], **changes}
-    metadata = Metadata(1, "", 1, 2, "", "", **fields)
-    made = make_message(metadata, content=record(letter))
-    metadata.__dict__["_message_id"] = made.object_id
-    return made
-
-
 class Honest:
     """The answers of a server that has one letter; at some routes another one."""
 
-    def __init__(self, letter: Message | None = None, **others: Callable[[bytes], Iterable[bytes]]) -> None:
+    def __init__(
+        self, letter: bytes | None = None, kind: str = "round", **others: Callable[[bytes], Iterable[bytes]]
+    ) -> None:
         self._others = {name.replace("_", "-"): other for name, other in others.items()}
         self.asked: list[str] = []
-        self.parts, self.pulled = {}, b""
-        if letter is not None:
-            self.parts = {name: part.deflate() for name, part in get_all_nested_objects(letter).items()}
-            self.pulled = pulled(letter, get_object_tree(letter))
+        self._letter, self._pulled = letter or b"", b"" if letter is None else pulled(kind)
 
     def __call__(self, path: str, body: bytes) -> Iterable[bytes]:
         self.asked.append(path)
@@ -100,22 +83,21 @@ class Honest:
         if path == "activate-node":
             return [http(ActivateNodeResponse(node_id=2).SerializeToString())]
         if path == "pull-messages":
-            return [http(self.pulled)]
+            return [http(self._pulled)]
         if path == "pull-object":
-            return [part(self.parts.get(PullObjectRequest.FromString(body).object_id))]
-        if path == "push-messages":
-            return [http(PushMessagesResponse(session_id="1").SerializeToString())]
+            place = int(PullObjectRequest.FromString(body).object_id.rpartition("/")[2])
+            return [part(self._letter[place * PART : (place + 1) * PART])]
         return [http()]
 
 
-def pulled(letter: Message, tree: ObjectTree) -> bytes:
-    """The announcement of a message."""
-    proto = message_to_proto(remove_content_from_message(letter))
-    return PullMessagesResponse(messages_list=[proto], message_object_trees=[tree]).SerializeToString()
+def pulled(kind: str, number: str = "0" * 32) -> bytes:
+    """The announcement of a letter."""
+    about = Metadata(message_id=number, message_type=KINDS[kind])
+    return PullMessagesResponse(messages_list=[Message(metadata=about)]).SerializeToString()
 
 
 def part(content: bytes | None) -> bytes:
-    """An object of a message."""
+    """A part of a letter."""
     there = content is not None
     found = PullObjectResponse(object_found=there, object_available=there, object_content=content or b"")
     return http(found.SerializeToString())
@@ -127,7 +109,6 @@ from pathlib import Path
 from rondo.federation.site.line import connection
 from rondo.federation.site.line.connection import TurnedAway, Unreachable
 from rondo.federation.identity.keys import SiteKeys
-from rondo.federation.letter import content_of
 from rondo.federation.site.line.supernode import SuperNode, TooLarge
 
 def memory(field):
@@ -142,10 +123,10 @@ for line in sys.stdin:
     before, began = memory("VmRSS"), time.monotonic()
     try:
         with SuperNode(f"localhost:{port}", keys.private_key, keys.ca, largest) as node:
-            message = node.next()
-            told = "none" if message is None else f"letter of {len(content_of(message))}"
-            if message is not None:
-                node.answer(message, b"reply")
+            letter = node.next()
+            told = "none" if letter is None else f"letter of {len(letter.data)}"
+            if letter is not None:
+                node.answer(letter, b"reply")
     except (TurnedAway, Unreachable, TooLarge) as error:
         told = f"{type(error).__name__}: {error}"
     print(json.dumps([told, memory("VmHWM") - before, time.monotonic() - began]), flush=True)

@@ -12,12 +12,8 @@ from typing import Any
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import Message, RecordDict
-from flwr.app.message import remove_content_from_message
-from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto import fleet_pb2, message_pb2
 from flwr.proto.node_pb2 import Node
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE as PROTOBUF
 from google.protobuf.message import Message as Protobuf
@@ -25,7 +21,7 @@ from google.protobuf.message import Message as Protobuf
 from rondo.federation.identity import keys
 from rondo.federation.identity.keys import SiteKeys
 from rondo.federation.identity.roster import Roster
-from rondo.federation.letter import record
+from rondo.federation.letter import PART
 from rondo.federation.program import Program
 from rondo.federation.server.line import fleet
 from rondo.federation.server.line.superlink import SuperLink
@@ -110,37 +106,25 @@ class Intruder:
             self.node = Node(node_id=fleet_pb2.ActivateNodeResponse.FromString(answer.content).node_id)
         return answer
 
-    def pull(self) -> Message | None:
-        """The next message, without its content."""
+    def pull(self) -> str | None:
+        """The number of the next letter."""
         answer = self.post("pull-messages", fleet_pb2.PullMessagesRequest(node=self.node))
         pulled = fleet_pb2.PullMessagesResponse.FromString(answer.content)
-        return message_from_proto(pulled.messages_list[0]) if pulled.messages_list else None
+        return pulled.messages_list[0].metadata.message_id if pulled.messages_list else None
 
-    def push(self, message: Message, tree: Any = None, number: str | None = None) -> httpx.Response:
-        """Announce a reply: ``message`` without its content, by default with its own tree and number."""
-        message.metadata.__dict__["_message_id"] = message.object_id if number is None else number
-        return self.post(
-            "push-messages",
-            fleet_pb2.PushMessagesRequest(
-                node=self.node,
-                messages_list=[message_to_proto(remove_content_from_message(message))],
-                message_object_trees=[get_object_tree(message) if tree is None else tree],
-            ),
-        )
+    def get(self, number: str, place: int = 0) -> bytes | None:
+        """A part of a letter; None where there is none for this site."""
+        asked = message_pb2.PullObjectRequest(node=self.node, object_id=f"{number}/{place}")
+        found = message_pb2.PullObjectResponse.FromString(self.post("pull-object", asked).content)
+        return found.object_content if found.object_found else None
 
-    def put(self, session: str, run: int, name: str, content: bytes) -> bool:
-        """Send an object that was announced. Returns whether it was taken."""
-        asked = message_pb2.PushObjectRequest(
-            node=self.node, run_id=run, object_id=name, object_content=content, session_id=session
-        )
+    def put(self, number: str, place: int, content: bytes) -> bool:
+        """Send a part of the reply to a letter. Returns whether it was taken."""
+        asked = message_pb2.PushObjectRequest(node=self.node, object_id=f"{number}/{place}", object_content=content)
         answer = self.post("push-object", asked)
         return answer.status_code == 200 and message_pb2.PushObjectResponse.FromString(answer.content).stored
 
-    def reply(self, to: Message, content: bytes | RecordDict) -> httpx.Response:
-        """Answer a message by a letter, or by content of another form."""
-        message = Message(record(content) if isinstance(content, bytes) else content, reply_to=to)
-        answer = self.push(message)
-        pushed = fleet_pb2.PushMessagesResponse.FromString(answer.content)
-        for name, part in get_all_nested_objects(message).items():
-            self.put(pushed.session_id, to.metadata.run_id, name, part.deflate())
-        return answer
+    def reply(self, number: str, content: bytes) -> bool:
+        """Answer a letter. Returns whether all of it was taken."""
+        places = range(len(content) // PART + 1)
+        return all(self.put(number, i, content[i * PART : (i + 1) * PART]) for i in places)

@@ -13,7 +13,6 @@ pytest.importorskip("flwr")
 from intruder import line
 
 from rondo.federation.identity.keys import SiteKeys
-from rondo.federation.letter import content_of
 from rondo.federation.site.line.supernode import SuperNode
 
 
@@ -32,10 +31,10 @@ def test_question_waits_for_a_letter(tmp_path: Path) -> None:
             later = threading.Timer(0.4, post)
             later.start()
             began = time.monotonic()
-            message = node.next()
+            letter = node.next()
             later.join()
-            assert message is not None
-            assert content_of(message) == b"letter"
+            assert letter is not None
+            assert letter.data == b"letter"
             assert 0.4 < time.monotonic() - began < 0.9
             began = time.monotonic()
             assert node.next() is None  # a letter that was fetched is not handed out again

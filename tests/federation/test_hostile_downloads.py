@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import json
 import random
 import time
 from collections.abc import Iterable, Iterator
@@ -15,15 +14,15 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flwr.proto.message_pb2 import ObjectTree, PullObjectRequest
-from flwr.supercore.inflatable.inflatable_object import get_object_id, get_object_tree
-from hostile_server import Apart, Honest, http, message, part, pulled, serving
+from flwr.proto.fleet_pb2 import PullMessagesResponse
+from flwr.proto.message_pb2 import Message, ObjectTree
+from hostile_server import Apart, Honest, http, part, pulled, serving
 from parties import Parties, write_sites
 
 from rondo.engine.wire.letters import Reply
 from rondo.federation.identity import keys
 from rondo.federation.identity.keys import ServerKeys
-from rondo.federation.letter import content_of
+from rondo.federation.letter import PART
 from rondo.federation.plan import Consent
 from rondo.federation.server.line.superlink import SuperLink
 from rondo.federation.site import run as site_program
@@ -31,10 +30,7 @@ from rondo.federation.site.line.connection import TurnedAway, Unreachable
 from rondo.federation.site.line.supernode import SuperNode, TooLarge
 
 MEGABYTE = bytes(2**20)
-LETTER = message(b"letter")
-TREE = get_object_tree(LETTER)
-CHUNK = TREE.children[0].children[0].children[0].children[0].object_id
-ARRAY = TREE.children[0].children[0].children[0].object_id
+LETTER = b"letter"
 
 
 @pytest.fixture(scope="module")
@@ -64,39 +60,20 @@ def drip(head: bytes) -> Iterator[bytes]:
         yield b"x"
 
 
-def array(order: Any, *names: str, **changes: Any) -> Any:
-    """Every part of a letter, where an array names chunks in this order."""
-    fields = {"dtype": "uint8", "shape": [6], "stype": "rondo.letter", "arraychunk_ids": order, **changes}
-    body = json.dumps(fields).encode()
-    content = f"Array {','.join(names or [CHUNK])} {len(body)}".encode() + b"\0" + body
-    chunk = b"ArrayChunk  5242880\0" + bytes(5 * 2**20)
-
-    def pull(asked: bytes) -> list[bytes]:
-        return [part(content if PullObjectRequest.FromString(asked).object_id == ARRAY else chunk)]
-
-    return pull
-
-
-def deep(levels: int) -> ObjectTree:
-    tree = ObjectTree(object_id="0" * 64)
-    for _ in range(levels):
-        tree = ObjectTree(object_id="0" * 64, children=[tree])
-    return tree
-
-
 def deeper(levels: int) -> bytes:
-    """An announcement whose tree no parser of protobuf builds."""
+    """An announcement with a tree that no parser of protobuf builds."""
     field = b""
     for _ in range(levels):
         field = b"\x12" + varint(len(field)) + field
-    return pulled(LETTER, ObjectTree()) + b"\x1a" + varint(len(field)) + field
+    return pulled("round") + b"\x1a" + varint(len(field)) + field
 
 
 def varint(number: int) -> bytes:
     return bytes([number]) if number < 128 else bytes([number % 128 + 128]) + varint(number // 128)
 
 
-WIDE = ObjectTree(object_id="0" * 64, children=[ObjectTree() for _ in range(400_000)])
+WIDE = PullMessagesResponse(messages_list=[Message()] * 400_000).SerializeToString()
+TREES = PullMessagesResponse(message_object_trees=[ObjectTree()] * 400_000).SerializeToString()
 HEAD = b"HTTP/1.1 200 OK\r\n"
 BOMB = gzip.compress(bytes(2**30), 9)
 MB = 2**20
@@ -158,33 +135,13 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "no HTTP": ({"pull_messages": lambda _: [b"SSH-2.0-OpenSSH\r\n"]}, "Unreachable: "),
     "status of letters": ({"pull_messages": lambda _: [b"HTTP/1.1 abc OK\r\n\r\n"]}, "Unreachable: "),
     "another protocol": ({"pull_messages": lambda _: [b"HTTP/1.1 101 Switch\r\nupgrade: x\r\n\r\n"]}, "Unreachable: "),
-    "message without a tree": ({"pull_messages": lambda _: [http(pulled(LETTER, TREE)[:-300])]}, "Unreachable: "),
-    "tree of one object": ({"pull_messages": lambda _: [http(pulled(LETTER, ObjectTree()))]}, "is not a letter"),
-    "deep tree": ({"pull_messages": lambda _: [http(pulled(LETTER, deep(90)))]}, "none"),
+    "message that is cut": ({"pull_messages": lambda _: [http(pulled("round")[:-3])]}, "Rondo server"),
     "tree beyond all depth": ({"pull_messages": lambda _: [http(deeper(5_000))]}, "Rondo server"),
-    "wide tree": ({"pull_messages": lambda _: [http(pulled(LETTER, WIDE))]}, "is not a letter"),
-    "time that is none": (
-        {"pull_messages": lambda _: [http(pulled(message(b"", ttl=float("nan")), TREE))]},
-        "is not a letter",
-    ),
-    "time without an end": (
-        {"pull_messages": lambda _: [http(pulled(message(b"", ttl=1e308, created_at=1e308), TREE))]},
-        "is not a letter",
-    ),
-    "the same chunk a thousand times": ({"pull_object": array([0] * 1000)}, "TooLarge: "),
-    "chunks without end": ({"pull_object": array([0] * 100_000)}, "is not a letter"),
-    "chunk beyond the last": ({"pull_object": array([7])}, "is not a letter"),
-    "chunk of a fraction": ({"pull_object": array([0.5])}, "is not a letter"),
-    "order that is none": ({"pull_object": array({"0": 0})}, "is not a letter"),
-    "order that is a number": ({"pull_object": array(float("nan"))}, "is not a letter"),
-    "order of lists": ({"pull_object": lambda _: [part(b"Array  1\0" + b"[" * 10**6)]}, "is not a letter"),
-    "order of objects": (
-        {"pull_object": lambda _: [part(b"Array  1\0[" + b"{}," * 300_000 + b"{}]")]},
-        "is not a letter",
-    ),
-    "array that is its own chunk": ({"pull_object": array([0], ARRAY)}, "is not a letter"),
-    "part of another type": ({"pull_object": lambda _: [part(b"ConfigRecord  1\0x")]}, "is not a letter"),
-    "part without a head": ({"pull_object": lambda _: [part(b"Array ")]}, "is not a letter"),
+    "many messages": ({"pull_messages": lambda _: [http(WIDE)]}, "letter of 6"),
+    "many trees": ({"pull_messages": lambda _: [http(TREES)]}, "none"),
+    "long number": ({"pull_messages": lambda _: [http(pulled("round", "0" * 900_000))]}, "letter of 6"),
+    "parts without end": ({"pull_object": lambda _: [part(bytes(PART))]}, "TooLarge: "),
+    "part larger than any": ({"pull_object": lambda _: [part(bytes(PART + 2**21))]}, "more than"),
     "part that is no protobuf": ({"pull_object": lambda _: [http(b"\xff" * 100)]}, "Rondo server"),
     "part that is not there": ({"pull_object": lambda _: [part(None)]}, "none"),
 }
@@ -206,25 +163,22 @@ def test_answer(folder: Path, site: Apart, case: str) -> None:
 
 @pytest.mark.parametrize("kind", ["round", "plan"])
 def test_letter_beyond_the_limit_is_not_fetched(folder: Path, site: Apart, kind: str) -> None:
-    server = Honest(message(random.Random(0).randbytes(40 * MB), kind))
+    server = Honest(random.Random(0).randbytes(40 * MB), kind)
     with serving(server, folder / "server") as port:
         told, peak, _ = site.asks(port, largest=12 * MB)
         assert told == f"TooLarge: a letter of more than {12 * MB} bytes, and the site's owner allows no more"
-        assert server.asked.count("pull-object") == 1 + 3  # the array, and chunks of 5 MiB
+        assert server.asked.count("pull-object") == 3  # of 5 MiB
         assert peak < 64 * MB
         told, peak, _ = site.asks(port, largest=40 * MB)
         assert told == f"letter of {40 * MB}"
-        assert peak < 4 * 40 * MB
+        assert peak < 2 * 40 * MB
 
 
-def test_letter_of_the_same_chunks(folder: Path, site: Apart) -> None:
-    """A letter of zeros is one chunk, many times, and comes as it is."""
-    with serving(Honest(message(bytes(23 * MB))), folder / "server") as port:
-        assert site.asks(port, largest=23 * MB)[0] == f"letter of {23 * MB}"
-        assert site.asks(port, largest=23 * MB - 1)[0].startswith("TooLarge")
-    for letter in (b"", b"\0", b"a\0b"):
-        with serving(Honest(message(letter)), folder / "server") as port:
-            assert site.asks(port)[0] == f"letter of {len(letter)}"
+@pytest.mark.parametrize("size", [0, 1, PART - 1, PART, PART + 1, 2 * PART])
+def test_letter_of_any_size_comes_whole(folder: Path, site: Apart, size: int) -> None:
+    with serving(Honest(bytes(size)), folder / "server") as port:
+        assert site.asks(port, largest=size)[0] == f"letter of {size}"
+        assert size == 0 or site.asks(port, largest=size - 1)[0].startswith("TooLarge")
 
 
 def test_site_tells_of_a_letter_beyond_the_limit_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +211,7 @@ def test_site_tells_of_a_letter_beyond_the_limit_and_goes_on(tmp_path: Path, mon
     assert parties.errors == {}
 
 
-@pytest.mark.parametrize("route", ["activate-node", "pull-messages", "pull-object", "push-messages", "push-object"])
+@pytest.mark.parametrize("route", ["activate-node", "pull-messages", "pull-object", "push-object"])
 @pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 2000), marks=pytest.mark.slow)], ids=len)
 def test_damaged_answers(folder: Path, route: str, seeds: range) -> None:
     """Bytes of an honest answer that are changed, left out, repeated or cut: a letter, none, or a reason."""
@@ -288,10 +242,10 @@ def test_damaged_answers(folder: Path, route: str, seeds: range) -> None:
             random_.seed(seed)
             try:
                 with SuperNode(f"localhost:{port}", secret, None, 2**20) as node:
-                    message = node.next()
-                    if message is not None:
-                        assert len(content_of(message)) <= 2**20
-                        node.answer(message, b"reply")
+                    letter = node.next()
+                    if letter is not None:
+                        assert len(letter.data) <= 2**20
+                        node.answer(letter, b"reply")
             except (TurnedAway, Unreachable, TooLarge):
                 pass
             except Exception as error:
@@ -307,8 +261,3 @@ def ending(answer: Any, route: str) -> Any:
             raise OSError
 
     return ended
-
-
-def test_name_of_a_part_is_its_content() -> None:
-    """What the tests above stand on."""
-    assert get_object_id(Honest(LETTER).parts[ARRAY]) == ARRAY

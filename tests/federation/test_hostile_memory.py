@@ -12,11 +12,10 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flwr.app import Message
 from intruder import Line, line
 
 from rondo.federation.identity.keys import SiteKeys
-from rondo.federation.letter import content_of, record
+from rondo.federation.letter import PART
 from rondo.federation.site.line.supernode import SuperNode
 
 LETTER = bytes(range(256)) * 4096
@@ -57,8 +56,8 @@ def test_rounds_leave_nothing(link: Line, rounds: int) -> None:
                 message = node.next()
                 if message is None:
                     time.sleep(0.005)
-                elif content_of(message) != b"forget":
-                    node.answer(message, content_of(message)[::-1])
+                elif message.data != b"forget":
+                    node.answer(message, message.data[::-1])
 
     thread = threading.Thread(target=site)
     thread.start()
@@ -72,12 +71,12 @@ def test_rounds_leave_nothing(link: Line, rounds: int) -> None:
             letter = number.to_bytes(4, "little") + LETTER
             sent = link.link.send("north", "round", letter, 60.0, len(letter))
             given_up = link.link.send("north", "round", b"forget", 60.0, 100)
-            half = link.link.send("south", "round", letter, 60.0, len(letter))
+            half = link.link.send("south", "round", letter, 60.0, 2 * PART)
             assert None not in (sent, given_up, half)
             assert half is not None
             asked = late.pull()
             assert asked is not None
-            late.push(Message(record(letter), reply_to=asked))  # announced, and never sent
+            late.put(asked, 0, bytes(PART))  # and never the rest
             while (reply := link.link.reply(sent)) is None:
                 time.sleep(0.002)
             assert reply == letter[::-1]

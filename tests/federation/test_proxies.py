@@ -23,7 +23,6 @@ from rondo.cli.app import app
 from rondo.errors import ConfigError
 from rondo.federation.identity import keys
 from rondo.federation.identity.keys import SiteKeys
-from rondo.federation.letter import content_of
 from rondo.federation.site.line.connection import Unreachable, await_server
 from rondo.federation.site.line.supernode import SuperNode
 
@@ -112,10 +111,10 @@ def reached(link: Line) -> list[str]:
     await_server("localhost", link.link.port, keys.ca, 0, told.append, threading.Event())
     with SuperNode(f"localhost:{link.link.port}", keys.private_key, keys.ca) as node:
         assert link.link.send("north", "round", LETTER, 60.0, 1000) is not None
-        message = node.next()
-        assert message is not None
-        assert content_of(message) == LETTER
-        node.answer(message, b"reply")
+        letter = node.next()
+        assert letter is not None
+        assert letter.data == LETTER
+        node.answer(letter, b"reply")
     return told
 
 

@@ -62,9 +62,9 @@ def test_second_program_is_refused_and_all_hear_of_it(tmp_path: Path) -> None:
             (heard,) = first
             assert heard.startswith("another program with the key of north, from 127.0.0.1:")
             number = link.link.send("north", "round", b"letter", 60.0, 100)
-            message = node.next()
-            assert message is not None
-            assert message.metadata.message_id == number
+            letter = node.next()
+            assert letter is not None
+            assert letter.number == number
 
 
 def test_letters_go_to_the_first_program_alone(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_letters_go_to_the_first_program_alone(tmp_path: Path) -> None:
         first, second = Program.fresh(), Program.fresh()
         assert link.site("north", first).connect().status_code == 200
         assert link.site("north", second).connect().status_code == 409
-        for route in ("pull-messages", "pull-object", "push-messages", "send-node-heartbeat", "deactivate-node"):
+        for route in ("pull-messages", "pull-object", "push-object", "send-node-heartbeat", "deactivate-node"):
             site = link.site("north", second)
             site.node.node_id = link.link._links.node_of("north")
             body = (
@@ -150,11 +150,11 @@ def test_old_question_takes_no_letter_of_a_new_connection(tmp_path: Path) -> Non
         new = link.site("north", program)
         new.connect()
         number = link.link.send("north", "round", b"letter", 60.0, 100)
-        message = new.pull()
+        pulled = new.pull()
         thread.join()
         assert before == [None]
-        assert message is not None
-        assert message.metadata.message_id == number
+        assert number is not None
+        assert pulled == number
 
 
 # --- the folder of a site -----------------------------------------------------------------------------------------

@@ -159,7 +159,7 @@ def _check(config: RunConfig) -> None:
 def _answer(message: Message, context: Context) -> Message:
     letter = content_of(message)
     try:
-        answer = _desk(context.node_config).answer(kind_of(message), letter)
+        answer = _desk(context.node_config).answer(kind_of(message.metadata.message_type), letter)
     except ConfigError as error:
         print(error)
         answer = Consent({}, refused="its desk cannot be set up; its owner sees why").encode()

@@ -1,4 +1,4 @@
-"""Letters as Flower carries them: bytes in one field of a message.
+"""Letters and their kinds.
 
 - ``plan``: the plan of a run, to a site that has just connected (:mod:`rondo.federation.plan`).
 - ``round``: a round's work for one client (:mod:`rondo.engine.wire.letters`).
@@ -7,6 +7,8 @@
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
@@ -17,6 +19,19 @@ KINDS = {"plan": "query.plan", "round": "train", **{kind: f"query.{kind}" for ki
 
 PORT = 9092
 """The port of Flower's SuperLink for SuperNodes."""
+
+PART = 5 * 2**20
+"""Bytes of a part, in which letters travel. A shorter part, which may be empty, is the last one."""
+
+
+@dataclass(frozen=True)
+class Letter:
+    """A letter that has come to a site. ``kind``: one of :data:`KINDS`, or None."""
+
+    number: str
+    kind: str | None
+    data: bytes
+
 
 _RECORD, _FIELD = "rondo", "letter"
 
@@ -40,6 +55,6 @@ def content_of(message: Message) -> bytes:
     return bytes(array.data) if array is not None else b""
 
 
-def kind_of(message: Message) -> str | None:
-    """The kind of the letter in ``message``; None where it is none of :data:`KINDS`."""
-    return next((kind for kind, of_flower in KINDS.items() if of_flower == message.metadata.message_type), None)
+def kind_of(message_type: str) -> str | None:
+    """The kind of a letter by Flower's type of its message; None where it is none of :data:`KINDS`."""
+    return next((kind for kind, of_flower in KINDS.items() if of_flower == message_type), None)

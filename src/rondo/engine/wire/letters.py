@@ -50,10 +50,9 @@ class Request:
     @staticmethod
     def decode(data: bytes) -> Request:
         """The request from :meth:`encode`. Raises ValueError for any other bytes."""
-        content = data[_DIGEST:]
-        if hashlib.sha256(content).digest() != data[:_DIGEST]:
+        if hashlib.sha256(memoryview(data)[_DIGEST:]).digest() != data[:_DIGEST]:
             raise ValueError(f"{len(data)} bytes that do not have the digest they begin with")
-        request = serialization.unpack(content, _LIKE)
+        request = serialization.unpack(data[_DIGEST:], _LIKE)
         if not isinstance(request, Request):
             raise ValueError(f"not a request, but a {type(request).__name__}")
         if not _has_its_types(request):

@@ -34,6 +34,7 @@ def unpack(data: bytes, like: Any) -> Any:
     try:
         tensors = safetensors.torch.load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        del data  # a letter of gigabytes is in memory often enough
         return _rebuild(json.loads(header["__metadata__"]["skeleton"]), tensors, allowed)
     except Exception as error:  # damaged bytes can fail anywhere: in the parser, in a look-up, in a constructor
         raise ValueError(f"not a saved state: {type(error).__name__}: {error}") from error
@@ -121,12 +122,12 @@ def _skeleton(node: Any, tensors: dict[str, Tensor], path: str) -> Any:
     raise TypeError(f"{path}: a state cannot hold a {type(node).__name__}")
 
 
-def _rebuild(node: Any, tensors: Mapping[str, Tensor], allowed: Mapping[str, type]) -> Any:
+def _rebuild(node: Any, tensors: dict[str, Tensor], allowed: Mapping[str, type]) -> Any:
     match node:
         case {"tensor": name}:
             # Clone into memory that torch aligns. safetensors leaves a tensor where it is in the file, and the last bit
             # of a product can depend on that.
-            return tensors[name].clone()
+            return tensors.pop(name).clone()
         case {"value": bool() | int() | float() | str() | None as value}:
             return value
         case {"dict": items}:

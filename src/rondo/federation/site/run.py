@@ -16,7 +16,6 @@ from rondo.errors import ConfigError, PlanRefused, Problem, StopRequested, heade
 from rondo.federation.identity.certificates import authority_ends
 from rondo.federation.identity.keys import SiteKeys
 from rondo.federation.identity.peers import Voice
-from rondo.federation.letter import content_of, kind_of
 from rondo.federation.monitor import Health, monitored
 from rondo.federation.notify import notify
 from rondo.federation.plan import End, NotAPlan, Plan
@@ -163,9 +162,9 @@ def show_plan(
         with here.node(Program.fresh(), stop) as node:
             told(f"connected to {here.address} as {here.keys.site}; waiting for a plan")
             while True:
-                message = node.next()
-                if message is not None and kind_of(message) == "plan":
-                    return here.desk.joining.offer(Plan.decode(content_of(message)))
+                letter = node.next()
+                if letter is not None and letter.kind == "plan":
+                    return here.desk.joining.offer(Plan.decode(letter.data))
                 if stop.wait(_PAUSE):
                     raise StopRequested
     except TurnedAway as refused:
@@ -225,22 +224,21 @@ def _answer(desk: Desk, node: SuperNode, line: _Line, stop: threading.Event, *, 
     """Answer letters as they come. False once a run is over and the site does not ``stay``."""
     while True:
         try:
-            message = node.next()
+            letter = node.next()
         except TooLarge as large:
-            node.answer(large.message, desk.refused(kind_of(large.message), str(large)))
+            node.answer(large.letter, desk.refused(large.letter.kind, str(large)))
             continue
-        if message is None:
+        if letter is None:
             if stop.wait(_PAUSE):
                 raise StopRequested
             continue
-        kind = kind_of(message)
-        node.answer(message, desk.answer(kind, content_of(message)))
+        node.answer(letter, desk.answer(letter.kind, letter.data))
         line.fault, line.used = "", True
-        if kind == "plan" and desk.refusal and not stay:
+        if letter.kind == "plan" and desk.refusal and not stay:
             remedy = "change the contract, or ask the server's owner for another plan, and start again"
             raise PlanRefused.at("the plan", f"is refused: {desk.refusal}; {remedy}")
-        if kind == "end":
-            reason = End.decode(content_of(message)).reason
+        if letter.kind == "end":
+            reason = End.decode(letter.data).reason
             desk.told(f"the run failed: {reason}" if reason else "the run is over")
             if not stay and reason:
                 raise ConfigError.at("--server", f"its run failed for good: {reason}")

@@ -20,22 +20,21 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from rondo.federation.flower import LARGEST_CHUNK, fleet_pb2, heartbeat_pb2, message_pb2
+from rondo.federation.flower import fleet_pb2, heartbeat_pb2, message_pb2
 from rondo.federation.identity.roster import Enrolled, Roster
+from rondo.federation.letter import PART
 from rondo.federation.program import Program
 from rondo.federation.server.line.callers import PROMPT, Caller
 from rondo.federation.signature import SKEW, SignedClaim
 
-_SMALL, _TREE, _OBJECT = 2**14, 2**20, 2**20 + LARGEST_CHUNK
+_SMALL = 2**14
 ROUTES: Mapping[str, tuple[type[Message], int]] = {
     "/v1/fleet/activate-node": (fleet_pb2.ActivateNodeRequest, _SMALL),
     "/v1/fleet/deactivate-node": (fleet_pb2.DeactivateNodeRequest, _SMALL),
     "/v1/fleet/send-node-heartbeat": (heartbeat_pb2.SendNodeHeartbeatRequest, _SMALL),
     "/v1/fleet/pull-messages": (fleet_pb2.PullMessagesRequest, _SMALL),
-    "/v1/fleet/push-messages": (fleet_pb2.PushMessagesRequest, _TREE),
-    "/v1/fleet/push-object": (message_pb2.PushObjectRequest, _OBJECT),
+    "/v1/fleet/push-object": (message_pb2.PushObjectRequest, _SMALL + PART),
     "/v1/fleet/pull-object": (message_pb2.PullObjectRequest, _SMALL),
-    "/v1/fleet/confirm-message-received": (message_pb2.ConfirmMessageReceivedRequest, _SMALL),
 }
 """Type and bytes of the largest body at every route that a site uses. Nothing else is served: neither code nor other
 runs."""

@@ -8,6 +8,7 @@ a request every 20 s.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,6 +27,7 @@ from rondo.federation.flower import (
     http_error_translator,
     message_pb2,
 )
+from rondo.federation.letter import KINDS
 from rondo.federation.program import Program
 from rondo.federation.server.line.door import ROUTES, Asked, Turned
 from rondo.federation.server.line.links import BEAT, Links
@@ -93,7 +95,7 @@ class Fleet:
         if isinstance(request, fleet_pb2.DeactivateNodeRequest):
             return self._deactivate(asked.site, node)
         if isinstance(request, fleet_pb2.PullMessagesRequest):
-            return await self._pull(asked, node, request)
+            return await self._pull(asked, node)
         return self._other(node, request)
 
     def _hear(self, asked: Asked, node: int) -> None:
@@ -130,11 +132,14 @@ class Fleet:
         self._changed()
         return fleet_pb2.DeactivateNodeResponse()
 
-    async def _pull(self, asked: Asked, node: int, request: fleet_pb2.PullMessagesRequest) -> Message:
+    async def _pull(self, asked: Asked, node: int) -> Message:
         if not self._links.has_letter(node) and not await self._hold(asked, node):
             return fleet_pb2.PullMessagesResponse()
         self._hear(asked, node)
-        return fleet_handlers.pull_messages(request, self._links, self._links.object_store)
+        if (found := self._links.next(node)) is None:
+            return fleet_pb2.PullMessagesResponse()
+        about = message_pb2.Metadata(message_id=found[0], message_type=KINDS[found[1]])
+        return fleet_pb2.PullMessagesResponse(messages_list=[message_pb2.Message(metadata=about)])
 
     async def _hold(self, asked: Asked, node: int) -> bool:
         """Wait for a letter to ``node``. False: there is none, or this question is not to be answered by it, since the
@@ -158,25 +163,22 @@ class Fleet:
             held.set_result(letter)
 
     def _other(self, node: int, request: Message) -> Message:
-        """Raise :class:`Turned` for a request for another site's letters, or in another site's name."""
-        links = self._links
-        if isinstance(request, fleet_pb2.PushMessagesRequest):
-            senders = {m.metadata.src_node_id for m in request.messages_list}
-            if senders != {node} or len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
-                raise Turned(403, "not one letter in the site's own name")
-            return fleet_handlers.push_messages(request, links)
+        """Raise :class:`Turned` for a part that no letter can have."""
+        if not isinstance(request, message_pb2.PullObjectRequest | message_pb2.PushObjectRequest):
+            return fleet_handlers.send_node_heartbeat(request, self._links)
+        if _PART_ID.fullmatch(request.object_id) is None:
+            raise Turned(400, "not a part of a letter")
+        number, _, place = request.object_id.partition("/")
         if isinstance(request, message_pb2.PushObjectRequest):
-            return fleet_handlers.push_object(request, links)
-        if isinstance(request, message_pb2.PullObjectRequest):
-            if not links.is_for(node, request.object_id):
-                raise Turned(403, "no letter to this site")
-            return fleet_handlers.pull_object(request, links)
-        if isinstance(request, message_pb2.ConfirmMessageReceivedRequest):
-            if not links.is_for(node, request.message_object_id):
-                raise Turned(403, "no letter to this site")
-            return fleet_handlers.confirm_message_received(request, links, links.object_store)
-        return fleet_handlers.send_node_heartbeat(request, links)
+            taken = self._links.take(node, number, int(place), request.object_content)
+            return message_pb2.PushObjectResponse(stored=taken)
+        part = self._links.part(node, number, int(place))
+        found = part is not None
+        return message_pb2.PullObjectResponse(object_found=found, object_available=found, object_content=part or b"")
 
+
+_PART_ID = re.compile("[0-9a-f]{32}/[0-9]{1,9}")
+"""The name of a part: its letter's number, and its place in the letter or in the reply."""
 
 SILENCE = 25.0
 """Seconds after which a program that is not heard has lost its place to whoever comes. A program asks for letters every

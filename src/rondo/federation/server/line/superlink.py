@@ -53,7 +53,6 @@ class SuperLink:
         self._links = Links(self._happened)
         self._fleet = Fleet(self._links, told, self._happened)
         self._door = Door(self._fleet, roster)
-        self._run = self._links.begin()
         self._listening = _listen(*address)
         self.port: int = self._listening.getsockname()[1]
         tls: dict[str, Any] = {"ssl_certfile": certificate, "ssl_keyfile": key} if certificate is not None else {}
@@ -101,7 +100,7 @@ class SuperLink:
     def send(self, site: str, kind: str, letter: bytes, seconds: float, largest: int) -> str | None:
         """See :class:`~rondo.federation.server.sites.SiteLine`. None for a site that was never there."""
         node = self._links.node_of(site)
-        number = self._links.post(self._run, node, kind, letter, seconds, largest)
+        number = self._links.post(node, kind, letter, seconds, largest)
         self._fleet.wake(node)
         return number
 
@@ -117,7 +116,7 @@ class SuperLink:
             self._news.notify_all()
 
     def reply(self, number: str) -> bytes | None:
-        """See :class:`~rondo.federation.server.sites.SiteLine`. What is no letter, or too large, is empty."""
+        """See :class:`~rondo.federation.server.sites.SiteLine`. What is too large is empty."""
         return self._links.fetch(number)
 
     def forget(self, number: str) -> None:

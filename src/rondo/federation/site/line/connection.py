@@ -154,7 +154,7 @@ def _pool(proxy: Proxy | None, context: ssl.SSLContext, backend: httpcore.Networ
     options: dict[str, Any] = {
         "ssl_context": context,
         "max_connections": 1,
-        "keepalive_expiry": 5.0,
+        "keepalive_expiry": 25.0,
         "network_backend": backend,
     }
     if proxy is None:

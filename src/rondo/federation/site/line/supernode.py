@@ -7,27 +7,26 @@ fetches only the letter in a message, and at most the bytes that its owner allow
 
 from __future__ import annotations
 
-import json
+import itertools
 import logging
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from io import BytesIO
-from math import isfinite
 from pathlib import Path
 from typing import Self, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import Message, RecordDict
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Protobuf
 
 from rondo.federation import flower
-from rondo.federation.flower import fleet_pb2, heartbeat_pb2, inflatable_object, message_pb2
+from rondo.federation.flower import fleet_pb2, heartbeat_pb2, message_pb2
 from rondo.federation.identity.certificates import public_pem
-from rondo.federation.letter import record
+from rondo.federation.letter import PART, Letter, kind_of
 from rondo.federation.program import Program
 from rondo.federation.signature import notice_in, sign
 from rondo.federation.site.line.connection import Connection, TurnedAway, Unreachable
@@ -35,11 +34,7 @@ from rondo.federation.site.line.connection import Connection, TurnedAway, Unreac
 LARGEST = 2**31
 """Bytes of the largest letter, unless a site's owner says otherwise."""
 _SMALL = 2**20
-"""Bytes of the largest answer that is no part of a letter: the names of 13,000 parts."""
-_PART = 2**20 + flower.LARGEST_CHUNK
-"""Bytes of the largest part of a letter."""
-_PARTS = 10_000
-"""Most parts of a letter: of 5 MiB each in Flower's settings."""
+"""Bytes of the largest answer, beside the part of a letter in it."""
 _BEAT, _BEAT_TIMEOUT = 30.0, 5.0
 """Seconds after which a silent site counts as gone, and for the answer to a sign of life."""
 _LOOK = 0.2
@@ -51,12 +46,12 @@ A = TypeVar("A", bound=Protobuf)
 class TooLarge(Exception):
     """A letter has more bytes than the site's owner allows. It was not fetched to its end.
 
-    ``message``: the message without its letter, to be answered by the reason.
+    ``letter``: the letter without its content, to be answered by the reason.
     """
 
-    def __init__(self, message: Message, largest: int) -> None:
+    def __init__(self, letter: Letter, largest: int) -> None:
         super().__init__(f"a letter of more than {largest} bytes, and the site's owner allows no more")
-        self.message = message
+        self.letter = letter
 
 
 class _Withdrawn(Exception):
@@ -122,9 +117,9 @@ class SuperNode:
             )
         self._line.close()
 
-    def next(self) -> Message | None:
-        """The next message to this site, with its letter; None while there is none, and where the server withdrew it
-        while it was fetched. Raises :class:`TooLarge`."""
+    def next(self) -> Letter | None:
+        """The next letter to this site; None while there is none, and where the server withdrew it while it was
+        fetched. Raises :class:`TooLarge`."""
         self._asking = True
         try:
             pulled = self._ask(
@@ -134,82 +129,35 @@ class SuperNode:
             self._asking = False
         if not pulled.messages_list:
             return None
+        about, content = pulled.messages_list[0].metadata, BytesIO()
+        letter = Letter(about.message_id, kind_of(about.message_type), b"")
         try:
-            metadata = flower.metadata_from_proto(pulled.messages_list[0].metadata)
-            if not isfinite(metadata.created_at + metadata.ttl):
-                raise ValueError("the time is not finite")
-            letter = self._letter(metadata.run_id, pulled.message_object_trees[0])
-            received = message_pb2.ConfirmMessageReceivedRequest(
-                node=self._here, run_id=metadata.run_id, message_object_id=metadata.message_id
-            )
-            self._ask("confirm-message-received", received, message_pb2.ConfirmMessageReceivedResponse)
+            for place in itertools.count():
+                part = self._part(f"{letter.number}/{place}")
+                if content.tell() + len(part) > self._largest:
+                    raise TooLarge(letter, self._largest)
+                content.write(part)
+                if len(part) < PART:
+                    break
         except (TurnedAway, _Withdrawn):  # a site that is turned away hears it again at its next question
             return None
-        except (ValueError, LookupError, TypeError, RecursionError):
-            raise Unreachable("it sends what is not a letter") from None
-        if letter is None:
-            raise TooLarge(flower.make_message(metadata, content=RecordDict()), self._largest)
-        return flower.make_message(metadata, content=record(letter))
+        return replace(letter, data=content.getvalue())
 
-    def answer(self, message: Message, letter: bytes) -> None:
-        """Answer ``message`` by ``letter``."""
-        reply = Message(record(letter), reply_to=message)
-        flower.number(reply)
-        pushed = fleet_pb2.PushMessagesRequest(
-            node=self._here,
-            messages_list=[flower.message_to_proto(flower.remove_content_from_message(reply))],
-            message_object_trees=[inflatable_object.get_object_tree(reply)],
-        )
-        session = self._ask("push-messages", pushed, fleet_pb2.PushMessagesResponse)
-        wanted = set(session.objects_to_push)
-        for name, part in inflatable_object.get_all_nested_objects(reply).items():
-            if name in wanted:
-                asked = message_pb2.PushObjectRequest(
-                    node=self._here,
-                    run_id=message.metadata.run_id,
-                    object_id=name,
-                    object_content=part.deflate(),
-                    session_id=session.session_id,
-                )
-                self._ask("push-object", asked, message_pb2.PushObjectResponse)
+    def answer(self, letter: Letter, reply: bytes) -> None:
+        """Answer ``letter`` by ``reply``."""
+        for place, start in enumerate(range(0, len(reply) + 1, PART)):
+            part = reply[start : start + PART]
+            name = f"{letter.number}/{place}"
+            asked = message_pb2.PushObjectRequest(node=self._here, object_id=name, object_content=part)
+            self._ask("push-object", asked, message_pb2.PushObjectResponse)
 
-    # --- the parts of a letter ------------------------------------------------------------------------------------
-
-    def _letter(self, run: int, tree: message_pb2.ObjectTree) -> bytes | None:
-        """The letter in the message ``tree``; None if it is too large. Raises :class:`_Withdrawn`, and ValueError and
-        its like for anything else."""
-        for _ in range(_ABOVE):
-            (tree,) = tree.children
-        array = self._part(run, tree.object_id, "Array", _SMALL)
-        names = inflatable_object.get_object_head_values_from_object_content(array)[1]
-        order = json.loads(array.partition(flower.HEAD_BODY_DIVIDER)[2])["arraychunk_ids"]
-        if len(order) > _PARTS:
-            raise ValueError(f"{len(order)} parts")
-        letter, places = BytesIO(), dict[str, tuple[int, int]]()
-        for name in (names[index] for index in order):
-            end = letter.tell()
-            if name in places:  # an array may have the same chunk several times
-                start, size = places[name]
-                letter.seek(start)
-                body: bytes | memoryview = letter.read(size)
-                letter.seek(end)
-            else:
-                body = _body(self._part(run, name, "ArrayChunk", _PART))
-            places[name] = end, len(body)
-            if end + len(body) > self._largest:
-                return None
-            letter.write(body)
-        return letter.getvalue()
-
-    def _part(self, run: int, name: str, kind: str, largest: int) -> bytes:
-        """An object of a message."""
-        asked = message_pb2.PullObjectRequest(node=self._here, run_id=run, object_id=name)
-        pulled = self._ask("pull-object", asked, message_pb2.PullObjectResponse, largest)
-        if not (pulled.object_found and pulled.object_available):
+    def _part(self, name: str) -> bytes:
+        """A part of a letter. Raises :class:`_Withdrawn`."""
+        asked = message_pb2.PullObjectRequest(node=self._here, object_id=name)
+        pulled = self._ask("pull-object", asked, message_pb2.PullObjectResponse, _SMALL + PART)
+        if not pulled.object_found:
             raise _Withdrawn
         content: bytes = pulled.object_content
-        if not content.startswith(kind.encode() + b" "):
-            raise ValueError(f"no {kind}")
         return content
 
     # --- requests -------------------------------------------------------------------------------------------------
@@ -251,12 +199,3 @@ class SuperNode:
                 if not self._asking and time.monotonic() - self._heard > _BEAT / 3:
                     self._asked(self._pulse, "send-node-heartbeat", here, answer, _SMALL)
         self._pulse.close()
-
-
-_ABOVE = 3
-"""Objects above the array of a letter: message, records, record of arrays."""
-
-
-def _body(part: bytes) -> memoryview:
-    """An object without its head."""
-    return memoryview(part)[part.index(flower.HEAD_BODY_DIVIDER) + 1 :]
