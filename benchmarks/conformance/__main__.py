@@ -1,8 +1,8 @@
-"""What published code computes in one aggregation, beside what its paper defines: the tables of docs/conformance.md.
+"""What published code computes in one aggregation, beside what its paper defines: the tables of docs/results/conformance.md.
 
 python benchmarks/conformance                                     # the git commands that fetch the code
 python benchmarks/conformance CLONES                              # the tables
-python benchmarks/conformance CLONES --page docs/conformance.md   # into the page
+python benchmarks/conformance CLONES --page docs/results/conformance.md   # into the page
 """
 
 from __future__ import annotations

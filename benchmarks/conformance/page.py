@@ -1,4 +1,4 @@
-"""The tables of docs/conformance.md, and the commands that fetch the code."""
+"""The tables of docs/results/conformance.md, and the commands that fetch the code."""
 
 from __future__ import annotations
 

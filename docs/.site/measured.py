@@ -1,4 +1,4 @@
-"""The page of measured methods, docs/reference/measured.md: bytes of a real run and verdicts on claims.
+"""The page of measured methods, docs/results/measured.md: bytes of a real run and verdicts on claims.
 
 python docs/.site/measured.py --run    # measures again, into bytes.json; minutes
 python docs/.site/measured.py          # writes the page from bytes.json and docs/results/facts
@@ -16,7 +16,7 @@ from rondo import algorithms
 from rondo.study.claims import entry as entries
 
 HERE = Path(__file__).parent
-BYTES, PAGE, FACTS = HERE / "bytes.json", HERE.parent / "reference" / "measured.md", HERE.parent / "results" / "facts"
+BYTES, PAGE, FACTS = HERE / "bytes.json", HERE.parent / "results" / "measured.md", HERE.parent / "results" / "facts"
 
 ROUNDS = 4
 SETTING = {
@@ -42,7 +42,7 @@ clients take part in every round. A client receives what it lacks, which is noth
 methods. The numbers depend only on shapes. A method with a period longer than four rounds sends more in some later
 round.
 
-**Verdicts**: numbers of [claims of the papers](../results/README.md) in which a run of the method takes part, on either
+**Verdicts**: numbers of [claims of the papers](README.md) in which a run of the method takes part, on either
 side of the comparison. So a verdict is about a claim, and not about a method.
 
 | method | kB up, rounds 1 to 4 | kB down, rounds 1 to 4 | seen | smaller | not seen here | open | not as stated |
@@ -51,7 +51,7 @@ side of the comparison. So a verdict is about a claim, and not about a method.
 FOOT = """
 The methods of linear regression (`rolora-linear`, `ffa-linear`, `fedrep-linear`) train no language model and have no
 bytes here. Every formula on the other page is checked against what is sent, by the law of bytes
-([`rondo.testing`](testing.md)).
+([`rondo.testing`](../reference/testing.md)).
 
 This page is written by `docs/.site/measured.py`, from a measurement of 2026-11-26 (seed 0) and the facts behind the
 claims' table.

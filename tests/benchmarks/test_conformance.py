@@ -1,4 +1,4 @@
-"""The harness of docs/conformance.md on doubles of published code, its page, and Rondo's rows."""
+"""The harness of docs/results/conformance.md on doubles of published code, its page, and Rondo's rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from page import fetching, line, placed
 from rows import Load, Row, Source, largest, outcome
 from table import RONDO, ROWS
 
-PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
+PAGE = Path(__file__).parents[2] / "docs" / "results" / "conformance.md"
 DOUBLE = """
 from helper import Unused
 from not_installed.deep import decorated
