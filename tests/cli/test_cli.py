@@ -357,7 +357,7 @@ def test_list_fits_a_narrow_terminal(invoke: Invoke, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_list_says_what_defaults_leave_out(invoke: Invoke, name: str, words: str) -> None:
-    """README's table has the same words (tests/test_readme.py), and the card says more."""
+    """The table of docs/methods.md has the same words, and the card says more."""
     _, output = invoke("list")
     (line,) = (text for text in output.splitlines() if text.split()[:1] == [name])
     assert words in line
