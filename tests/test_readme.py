@@ -182,7 +182,7 @@ def test_files_that_a_page_names_are_there(page: str) -> None:
 
 
 def test_promises_name_their_tests() -> None:
-    named = set(re.findall(r"\btest_\w+(?!\w*\.py)", (ROOT / "docs/reliability.md").read_text("utf-8")))
+    named = set(re.findall(r"\btest_\w+(?!\w*\.py)", (ROOT / "docs/dev/promises.md").read_text("utf-8")))
     code = "\n".join(path.read_text("utf-8") for path in ROOT.glob("tests/**/test_*.py"))
     defined = {*re.findall(r"def (test_\w+)", code), *(path.stem for path in ROOT.glob("tests/**/test_*.py"))}
     assert named - defined == set()

@@ -23,7 +23,7 @@ RULES = {
     '"if" or "when" for "where"': r"(?:^|[.:;] )Where\b|\b(?:only|except) where\b|\bwhere (?:it|they|there) (?!w)",
 }
 TESTS = {"a test's name": r"\btests/\w|\btest_\w+\.py\b|\btest(?:_[a-z]+){5}"}
-DEVELOPERS = ("CONTRIBUTING.md", "docs/reliability.md", "docs/dev/")
+DEVELOPERS = ("CONTRIBUTING.md", "docs/dev/")
 
 
 def pages() -> list[str]:
