@@ -409,7 +409,7 @@ def save(family: Family, kind: Kind, folder: Path) -> Path:
 
 
 def table() -> list[str]:
-    """The rows of the table in docs/models.md. Families of which the same holds share one."""
+    """The rows of the first table of families in docs/models.md. Families of which the same holds share one."""
     kinds = "classification | token classification | language model | sequence to sequence"
     rows = [f"| families | {kinds} | clients | note |", "|---" * 7 + "|"]
     alike: dict[tuple[str, ...], list[str]] = {}
@@ -419,24 +419,6 @@ def table() -> list[str]:
     return rows + [
         f"| {' | '.join([', '.join(names), *cells])} |".replace("|  |", "| |") for cells, names in alike.items()
     ]
-
-
-def what_works() -> list[str]:
-    """The table at the head of docs/models.md: families by task, and those that need named layers."""
-    tasks = {
-        "classification": "classifies",
-        "token classification": "finds",
-        "language model": "speaks",
-        "sequence to sequence": "writes",
-    }
-    rows = ["| task | families |", "|---|---|"]
-    for task, does in tasks.items():
-        by_outcome = {name: _allowed(getattr(family, does)) for name, family in FAMILIES.items()}
-        rows.append(f"| {task} | {', '.join(name for name, said in by_outcome.items() if said == 'yes')} |")
-        named = [name for name, said in by_outcome.items() if said == "named layers"]
-        if named:
-            rows.append(f"| {task}, with named layers | {', '.join(named)} |")
-    return rows
 
 
 SHORTCUTS = get_args(Shortcut)
