@@ -107,12 +107,12 @@ class AdapterConfig(Section):
     """Probability of dropout before A."""
     init_lora_weights: Literal[True, "gaussian", "orthogonal", "pissa"] = True
     """Start of the factors; ``true`` is Kaiming-uniform A and B = 0. ``"pissa"`` takes the leading singular directions
-    of each weight, which loses them, so the result has twice the rank; for methods that average factors."""
+    out of each weight, so the result has twice the rank; for methods that average factors."""
     start_from: str | None = None
     """Folder of an existing adapter to continue from."""
     from_scratch: bool = False
-    """Train the adapted layers from nothing: their frozen weights are zero and both factors random, as in the official
-    code of FedLoRU and FedHM. Only for a model without a hub."""
+    """Train the adapted layers from nothing: frozen weights zero, both factors random, as in FedLoRU's and FedHM's
+    code. Only for a model without a hub."""
 
     @property
     def fresh(self) -> Literal[True, "gaussian", "orthogonal"]:
@@ -126,9 +126,9 @@ class ModelConfig(Section):
     name: str = BUILTIN_MODEL
     """A folder, a GGUF file, a Hugging Face name, ``builtin:minilm``, a network with random weights (``builtin:cnn``,
     ``builtin:mlp``, ``builtin:2nn``, ``builtin:resnet10``, ``builtin:resnet18``, ``builtin:lstm``, ``builtin:relu``,
-    ``builtin:no-relu``), ``builtin:linear`` (the network of ``[problem]``), or ``package.module:factory``: a function
+    ``builtin:no-relu``), ``builtin:linear`` (the network of ``[problem]``), or ``package.module:factory``, a function
     of the configuration and the task that returns a ``torch.nn.Module`` or a
-    ``rondo.models.networks.network.Network``. In Python, ``rondo.run`` takes a model in its place."""
+    ``rondo.models.networks.network.Network``."""
     head: HeadPolicy | None = None
     """Task head: sent and averaged, kept by each client, or not trained. Left out, the algorithm's own choice."""
     revision: str | None = None
@@ -136,19 +136,19 @@ class ModelConfig(Section):
     gguf_file: str | None = None
     """GGUF file in the folder or repository ``name``. Its weights are loaded dequantised."""
     quantization: Literal["int8", "nf4"] | None = None
-    """Rounding of the frozen linear layers: to 8 bits by torchao, or to 4 (blocks of 64) by bitsandbytes."""
+    """Rounding of the frozen linear layers: to 8 bits by torchao, or to 4 by bitsandbytes."""
     head_layers: Annotated[list[str], Field(min_length=1)] | None = None
-    """Layers of the head, by module path, of a model that is trained whole (``train.what``); left out, the last layer
-    with parameters."""
+    """Layers of the head, by module path, if ``train.what`` trains the model whole; left out, the last layer with
+    parameters."""
     norm: Norm = "batch"
-    """Normalisation in the built-in residual networks. ``"batch-no-statistics"`` is by the batch in evaluation too, so
-    scores and predictions depend on ``evaluation.batch_size``."""
+    """Normalisation in the built-in residual networks. With ``"batch-no-statistics"`` scores and predictions depend on
+    ``evaluation.batch_size``."""
     vectors: str | None = None
-    """Text file with a word and its vector per line, as GloVe's (``builtin:lstm``), which are not trained. Left out,
-    vectors of hashed words are trained."""
+    """Text file with a word and its vector per line, as GloVe's (``builtin:lstm``). Left out, vectors of hashed words
+    are trained."""
     buffers: Literal["average", "local", "frozen"] = "average"
-    """Statistics of batch normalisation in a model that is trained whole: sent and averaged, kept by each client, or
-    left as they are."""
+    """Statistics of batch normalisation in a model that is trained whole: averaged, kept by each client, or left as
+    they are."""
 
     @property
     def is_gguf_path(self) -> bool:
@@ -165,43 +165,38 @@ class TaskConfig(Section):
     """The task."""
 
     kind: str = "sequence-classification"
-    """``"sequence-classification"``, ``"sequence-regression"`` (a number for a text), ``"question-answering"`` (the
-    answer is a part of a text), ``"token-classification"`` (names and other entities in a text), ``"causal-lm"``,
-    ``"seq2seq-lm"`` (an encoder reads one text and a decoder writes the other), ``"multiple-choice"`` (the likeliest of
-    several texts),
-    ``"preference"`` (the better of two answers, DPO), ``"reward"`` (a number for an answer, from the same pairs),
-    ``"embedding"`` (a vector for a text), ``"image-classification"``, ``"regression"`` (a number for numbers),
-    ``"linear"`` (least squares in float64), or ``package.module:Class`` for a subclass of ``rondo.tasks.task.Task``."""
+    """``"sequence-classification"``, ``"sequence-regression"`` (a number for a text), ``"question-answering"``,
+    ``"token-classification"`` (entities in a text), ``"causal-lm"``, ``"seq2seq-lm"`` (an encoder and a decoder),
+    ``"multiple-choice"``, ``"preference"`` (DPO), ``"reward"`` (a number for an answer), ``"embedding"`` (a vector for
+    a text), ``"image-classification"``, ``"regression"`` (a number for numbers), ``"linear"`` (least squares in
+    float64), or ``package.module:Class`` for a subclass of ``rondo.tasks.task.Task``."""
     text: Name | Annotated[list[Name], Field(min_length=1, max_length=2)] | None = None
-    """Column with the text. Classification and regression of texts take two columns too; causal-lm takes one, or
-    ``prompt`` and ``response``, or ``messages``."""
+    """Column with the text. Classification and regression take two columns too; causal-lm takes one, or ``prompt`` and
+    ``response``, or ``messages``."""
     label: Name | Annotated[list[Name], Field(min_length=2)] | None = None
-    """Column with the label (classification). Several columns of 0 and 1 are one label each, of which a row may have
-    several."""
+    """Column with the label (classification), or a column of 0 and 1 per label, if a row may have several."""
     labels: Annotated[list[Name], Field(min_length=2)] | None = None
-    """Names of the classes, in order (classification); left out, the labels of the training rows. A row with another
-    label is a bad row. For token-classification, all tags of IOB2, such as ``["O", "B-PER", "I-PER"]``."""
+    """Names of the classes, in order (classification), or all tags of IOB2 (token-classification); left out, those of
+    the training rows. A row with another label is a bad row."""
     tokens: Name | None = None
-    """Column with a list of words (token-classification), beside ``tags``; or ``text`` and ``spans``. A CoNLL file
-    has ``tokens`` and ``tags``."""
+    """Column with a list of words (token-classification), beside ``tags``."""
     tags: Name | None = None
     """Column with a list of tags, one per token (token-classification): names, or numbers of ``labels``."""
     spans: Name | None = None
-    """Column with the entities of ``text`` (token-classification): a list of ``{"start", "end", "label"}``, which count
+    """Column with the entities of ``text`` (token-classification): a list of ``{"start", "end", "label"}``, counted in
     characters from 0, or of lists of these three; either may be JSON."""
     scheme: Literal["IOB2", "IOB1", "IO", "BIOES"] | None = None
-    """Scheme of ``tags`` (token-classification). Left out, it is BIOES (or BILOU) if a tag says an end, IOB2 if one
-    says a beginning, and else IO."""
+    """Scheme of ``tags`` (token-classification). Left out, it follows from the tags; IOB1 must be named."""
     label_separator: Annotated[str, Field(min_length=1)] | None = None
-    """Text between the labels of a cell, such as ``";"`` in ``flu;cold`` (classification): a row may have several
-    labels, and an empty cell has none."""
+    """Text between the labels of a cell, such as ``";"`` in ``flu;cold`` (classification). An empty cell has no
+    label."""
     multi_label: bool | None = None
-    """Whether a row may have several labels, which the column ``label`` has as lists (classification). Left out, it
-    follows from the training rows, and from ``label`` and ``label_separator``."""
+    """Whether the column ``label`` has lists of labels (classification). Left out, it follows from the training rows,
+    and from ``label`` and ``label_separator``."""
     prompt: Name | Annotated[list[Name], Field(min_length=1)] | None = None
     """Column or columns with the instruction (causal-lm), the text to read (seq2seq-lm) or the question
-    (multiple-choice). Of preference and reward, the column with the prompt, a text or turns; left out, ``prompt`` in
-    rows that have it, and else the beginning of both answers."""
+    (multiple-choice). Of preference and reward, a text or turns; left out, ``prompt`` if a row has it, else the
+    beginning of both answers."""
     response: Name | None = None
     """Column with the response (causal-lm) or the text to write (seq2seq-lm). The loss is on it only."""
     separator: str | None = None
@@ -209,53 +204,49 @@ class TaskConfig(Section):
     line between columns and a newline before the response."""
     messages: Name | None = None
     """Column with a conversation (causal-lm): a list of ``{"role", "content"}``, or of ShareGPT's ``{"from",
-    "value"}``. A system prompt may come first, then user and assistant take turns. The loss is on the assistant's
-    turns only."""
+    "value"}``. The loss is on the assistant's turns only."""
     choices: Name | Annotated[list[Name], Field(min_length=2)] | None = None
-    """Column with a list of choices (multiple-choice), or with a text that ends in them, as in LLM-Adapters' sets
-    (``Answer format: true/false``), or one column per choice, of which a row's last ones may be empty."""
+    """Column with a list of choices (multiple-choice), or with a text that ends in ``Answer format: true/false``, or
+    one column per choice, of which a row's last ones may be empty."""
     answer: Name | None = None
     """Column with the right choice (multiple-choice): its text, its letter (``A`` is the first) or its number (``0`` is
     the first)."""
     answer_is: Literal["text", "letter", "number"] | None = None
-    """The form of ``answer`` (multiple-choice). Left out, any of these; a row that can be read in two ways is a bad
-    row."""
+    """The form of ``answer`` (multiple-choice). Left out, any; a row that can be read in two ways is a bad row."""
     answer_text: str | None = None
     """Text of an answer (multiple-choice), with ``{}`` in place of the choice, such as ``"the correct answer is {}"``.
     Left out, the choice alone."""
     letters: bool | None = None
-    """List the choices below the question, and answer by letter (multiple-choice), as lm-eval does for MMLU."""
+    """List the choices below the question, and answer by letter (multiple-choice), as lm-eval for MMLU."""
     chosen: Name | None = None
-    """Column with the better answer (preference, reward): a text, or turns of a conversation; left out, ``chosen``. It
-    may begin with the prompt, which is then what both answers begin with."""
+    """Column with the better answer (preference, reward): a text, which may begin with the prompt, or turns; left out,
+    ``chosen``."""
     rejected: Name | None = None
     """Column with the other answer (preference, reward); left out, ``rejected``."""
     loss_type: Literal["sigmoid", "hinge", "ipo", "robust", "sigmoid_norm"] | None = None
-    """Loss of a pair (preference), by TRL's names; left out, ``"sigmoid"`` (DPO). ``"ipo"`` and ``"sigmoid_norm"`` take
-    the mean over an answer's tokens, ``"robust"`` expects some pairs to be the wrong way round."""
+    """Loss of a pair (preference), by TRL's names; left out, ``"sigmoid"`` (DPO)."""
     beta: Annotated[float, Field(gt=0)] | None = None
     """Weight of the reference (preference): the higher, the closer the model stays to it; left out, 0.1."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] | None = None
     """Share of pairs that are the wrong way round (preference, ``loss_type = "robust"``); left out, 0."""
     chat_template: str | None = None
-    """Jinja file with the chat template (causal-lm, multiple-choice, preference, reward), in place of the tokenizer's
-    own."""
+    """Jinja file with a chat template, in place of the tokenizer's own (language models)."""
     today: Annotated[str, BeforeValidator(_day), AfterValidator(_is_day)] | None = None
-    """The date, such as 2026-11-25, that a chat template with today's date prints (causal-lm, multiple-choice,
-    preference, reward). Left out, the day on which the run starts, which the run keeps."""
+    """The date, such as 2026-11-25, that a chat template prints. Left out, the day on which the run starts, which the
+    run keeps."""
     context: Name | None = None
     """Column with the text that holds the answers (question-answering)."""
     question: Name | None = None
     """Column with the question (question-answering)."""
     answers: Name | None = None
-    """Column with the answers (question-answering): ``{"text": [...], "answer_start": [...]}`` as ``datasets`` stores
-    SQuAD, SQuAD's own list of ``{"text", "answer_start"}``, or either as JSON; with ``answer_start``, texts alone. The
-    first is learned; scores are for the best match of all."""
+    """Column with the answers (question-answering): ``{"text": [...], "answer_start": [...]}``, a list of ``{"text",
+    "answer_start"}``, or either as JSON; with ``answer_start``, texts alone. The first is learned; scores are for the
+    best match of all."""
     answer_start: Name | None = None
     """Column with the characters of the context where the answers start (question-answering), if they are not in
     ``answers``."""
     unanswerable: bool = False
-    """Whether a question may have no answer (question-answering, as in SQuAD 2.0), and a prediction be empty."""
+    """Whether a question may have no answer (question-answering, as in SQuAD 2.0)."""
     stride: Annotated[int, Field(ge=0)] | None = None
     """Tokens that neighbouring windows of a long text share (question-answering, token-classification); left out, a
     quarter of ``max_length``."""
@@ -268,8 +259,8 @@ class TaskConfig(Section):
     negative: Name | Annotated[list[Name], Field(min_length=1)] | None = None
     """Column or columns with texts that look as if they belonged to it, and do not (embedding)."""
     score: Name | None = None
-    """Column with the similarity of anchor and positive, from -1 to 1 (embedding). A row with one has the squared
-    error of its cosine as its loss, and Spearman's correlation as its metric. Rows, and whole files, may have none."""
+    """Column with the similarity of anchor and positive, from -1 to 1 (embedding). Rows, and whole files, may have
+    none."""
     scale: Annotated[float, Field(gt=0)] | None = None
     """Factor of the cosines in the loss of rows without a score (embedding), 1 over the temperature; left out, 20."""
     pooling: Literal["mean", "cls", "max", "lasttoken"] | None = None
@@ -277,12 +268,11 @@ class TaskConfig(Section):
     unit_length: bool | None = None
     """Whether predicted vectors have length 1 (embedding); left out, as the model's ``modules.json`` says."""
     metric: str | None = None
-    """Metric by which progress is shown, the best round kept (``adapter-best``) and a run ended by patience; left out,
-    the task's own, the first: accuracy, f1, matthews, auc, loss (classification); pearson, spearman, mse
-    (sequence-regression); f1, exact_match, loss (question-answering); f1, precision, recall, accuracy, loss
-    (token-classification); recall_at_1, recall_at_10, mrr, spearman (embedding); loss, perplexity, accuracy (causal-lm,
-    seq2seq-lm); accuracy_likelihood, accuracy_normalised, loss (multiple-choice); accuracy, margin, loss (preference,
-    reward); r2, rmse, mae (regression)."""
+    """Metric of progress, of the best round (``adapter-best``) and of patience; left out, the first: accuracy, f1,
+    matthews, auc, loss (classification); pearson, spearman, mse (sequence-regression); f1, exact_match, loss
+    (question-answering); f1, precision, recall, accuracy, loss (token-classification); recall_at_1, recall_at_10, mrr,
+    spearman (embedding); loss, perplexity, accuracy (causal-lm, seq2seq-lm); accuracy_likelihood, accuracy_normalised,
+    loss (multiple-choice); accuracy, margin, loss (preference, reward); r2, rmse, mae (regression)."""
     max_length: Annotated[int, Field(ge=4)] = 128
     """Most tokens per example; of a window for question-answering and token-classification, of the prompt for
     seq2seq-lm."""
@@ -291,18 +281,18 @@ class TaskConfig(Section):
     image: Name | None = None
     """Column with the picture (image-classification); left out, ``image``."""
     image_size: Positive | None = None
-    """Pixels in height and width that pictures are resized to (image-classification). Left out, they stay as they are,
-    and all must have one size."""
+    """Pixels in height and width that pictures are resized to (image-classification). Left out, all must have one
+    size."""
     image_shape: Annotated[list[Positive], Field(min_length=3, max_length=3)] | None = None
-    """Height, width and channels of the pictures (image-classification); left out, the first picture's. A picture of
-    another shape is a bad row, but greyscale turns to colour, and a list of so many numbers takes this shape."""
+    """Height, width and channels of the pictures (image-classification); left out, the first picture's. Greyscale turns
+    to colour, and a list of so many numbers takes this shape; any other picture is a bad row."""
     normalize: Normalization = "unit"
-    """Range of the pixels (image-classification): ``"unit"`` is 0 to 1, ``"half"`` is -1 to 1, and the others subtract
-    the mean and divide by the deviation that are published for a data set. Bytes are divided by 255 first. Floats are
-    not: with ``"unit"`` they are the network's input as they are, and the others take floats from 0 to 1 alone."""
+    """Range of the pixels (image-classification): 0 to 1, -1 to 1, or less the mean and over the deviation published
+    for a data set. Bytes are divided by 255 first. Floats are not: ``"unit"`` takes them as they are, and the others
+    take floats from 0 to 1 alone."""
     augment: Augmentation = "none"
-    """Random changes of the pictures in training (image-classification). ``"crop-flip"`` shifts them by up to 4 pixels
-    and mirrors one in two."""
+    """Random changes of the pictures in training (image-classification): shifts by up to 4 pixels, and one in two
+    mirrored."""
     features: Annotated[list[Name], Field(min_length=1)] | None = None
     """Columns with the numbers to predict from (regression)."""
     target: Name | None = None
@@ -328,38 +318,36 @@ class DataConfig(Section):
     """The data."""
 
     source: str | None = None
-    """A CSV, TSV, JSON, JSON lines, Parquet, Excel or CoNLL file, a folder of splits (files, or folders of files, as
-    LEAF's), a Hugging Face name, or ``builtin:home-intents``; for images also an npz or IDX file, a folder with a
-    sub-folder per class, or ``builtin:digits``; ``builtin:linear`` with a section ``[problem]``. Left out, the task's
-    own built-in. In Python, ``rondo.run`` takes rows in its place."""
+    """A CSV, TSV, JSON, JSON lines, Parquet, Excel or CoNLL file, a folder of splits (files, or folders of files), a
+    Hugging Face name, or ``builtin:home-intents``; for images also an npz or IDX file, a folder with a sub-folder per
+    class, or ``builtin:digits``; ``builtin:linear`` with ``[problem]``. Left out, the task's own built-in."""
     subset: str | None = None
     """Subset of a Hugging Face data set."""
     clients_from: str | None = None
-    """Folder or glob pattern with one file per client, in place of ``source`` and ``[partition]``. A folder may have
-    the folders ``train`` and ``test`` (or the splits' names) with a file per client in each."""
+    """Folder or glob pattern with one file per client, in place of ``source`` and ``[partition]``, or a folder with
+    such folders ``train`` and ``test`` (or the splits' names)."""
     train_split: str = "train"
     """Split of a folder or a Hugging Face data set for training."""
     test_split: Annotated[str, BeforeValidator(_empty_if_none)] = "validation"
     """Split for the test set; ``""`` means no test set."""
     test_source: str | None = None
-    """File with the test set. Beside ``clients_from`` also a folder or pattern with a file per client, of the same
-    names: its own test rows."""
+    """File with the test set. Beside ``clients_from`` also a folder or pattern with each client's own test rows, in a
+    file of the same name."""
     more_tests: dict[str, str] = Field(default_factory=dict)
-    """More test sets, each by a name: a file, or a split of the source, such as
-    ``{ mismatched = "validation_mismatched" }``. Their scores stand beside the test set's, and choose no round."""
+    """More test sets, each by a name: a file, or a split of the source. Their scores choose no round."""
     validation_fraction: Fraction = 0.1
     """Share of each client's rows that is never trained on. Left out, it is 0 if clients have test rows, and with
     ``[privacy]``. With ``privacy.unit = "example"`` a digest of the row, or of its person, decides, so the share is
     approximate."""
     hold_out_by: Name | None = None
     """Column with the person, or another unit that must not be on both sides. All rows of one are held back, or none,
-    by a digest, so the share is approximate. Its test rows go to one client (``partition.deal_tests``). A warning tells
-    of persons in training and test rows."""
+    by a digest, so the share is approximate. Its test rows go to one client (``partition.deal_tests``). A
+    warning tells of persons in training and test rows."""
     separator: Annotated[str, Field(min_length=1, max_length=1)] | None = None
-    """Character between the columns of CSV and TSV files, such as ``";"``, unless a file's header has another one. Left
-    out, a comma or a tab, by the file's ending."""
+    """Character between the columns of CSV and TSV files, unless a file's header has another one. Left out, a comma or
+    a tab, by the file's ending."""
     encoding: str = "utf-8"
-    """Encoding of those text files (CSV, TSV, JSON) that are not UTF-8, such as Excel's ``"cp1252"``."""
+    """Encoding of text files (CSV, TSV, JSON) that are not UTF-8, such as Excel's ``"cp1252"``."""
     max_train_rows: Positive | None = None
     """Use a random sample of so many training rows. Labels, and clients by nature, keep their shares."""
     max_test_rows: Positive | None = None

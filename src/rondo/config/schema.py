@@ -158,16 +158,16 @@ class PrivacyConfig(Section):
     """Protection of clients or of their rows from a named adversary. Left out, there is none."""
 
     adversary: Literal["reader", "server"] | None = None
-    """The party that must not learn about one client or one row: ``"reader"`` has the released model, and the server is
-    trusted; ``"server"`` is the server, honest but curious, the other clients and the reader."""
+    """The party that must not learn: ``"reader"`` has the released model, and the server is trusted; ``"server"`` is
+    the server, honest but curious, the other clients and the reader."""
     secure_aggregation: bool = False
     """The server opens the sum of a round's uploads and no single upload. A simulation adds the same integers without
     masks."""
     ring: Literal[32, 64] = 32
     """Bits of a number in a masked upload."""
     unit: Literal["client", "example"] | None = None
-    """The secret that differential privacy keeps: that a client took part, or that a row is among a client's rows. Left
-    out, there is no differential privacy."""
+    """The secret of differential privacy: that a client took part, or that a row is among a client's rows. Left out,
+    there is no differential privacy."""
     clip: Annotated[float, Field(gt=0)] | Literal["adaptive"] | None = None
     """Largest Euclidean norm of what one unit adds: the change in a client's upload, or the gradient of a row.
     ``"adaptive"`` (``unit = "client"``) follows the median norm, from 0.1 on, by 10 % per round at most; its noise is
@@ -178,16 +178,16 @@ class PrivacyConfig(Section):
     """The noise multiplier z: the noise in the sum has a standard deviation of z times ``clip``. At least 0.2, or 0 for
     none. ``rondo privacy plan`` finds it for an epsilon."""
     colluding: Annotated[int, Field(ge=0)] = 1
-    """Sites that may tell the server their noise, where sites add it: the noise of the others is enough. 1 holds
-    against the server with any one site, 0 against the server alone."""
+    """Sites that may tell the server their noise, where sites add it. 1 holds against the server with any one site, 0
+    against the server alone."""
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     """The delta of the guarantee; below 1 over the number of units."""
     budget: Annotated[float, Field(gt=0)] | None = None
-    """The largest epsilon. The run ends before the round that would exceed it. With ``unit = "example"`` a client takes
-    no further part before its own would, and the run ends when fewer than ``clients.min_clients`` are left."""
+    """The largest epsilon. The run ends before the round that would exceed it. With ``unit = "example"`` a client stops
+    before its own would, and the run ends when fewer than ``clients.min_clients`` are left."""
     group: Name | None = None
-    """Column that says whose a row is, with ``unit = "example"``: all rows that a client has of a person are one unit.
-    Left out, each row is."""
+    """Column that says whose a row is, with ``unit = "example"``: all rows that a client has of a person are one
+    unit."""
     debug_seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """Seed of sampling and noise, for tests. Every output then says that epsilon is not valid."""
 
@@ -208,39 +208,34 @@ class TrainConfig(Section):
     batch_size: Positive = 16
     """Rows per step and client."""
     micro_batch: Positive | None = None
-    """Most rows of a client in one forward pass; left out, all of the step's. A smaller number takes less memory and
-    gives the same step."""
+    """Most rows of a client in one forward pass: less memory, the same step. Left out, all of the step's."""
     local_epochs: Positive | None = None
     """Passes over a client's rows per round; left out, 1."""
     local_steps: Positive | None = None
     """Steps per round, in place of ``local_epochs``."""
     checkpointing: bool = False
-    """Activation checkpointing: a transformer's layers keep their inputs alone, and run again in the backward pass.
-    Less memory, up to half more time, the same bits."""
+    """Activation checkpointing of a transformer's layers: less memory, up to half more time, the same bits."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning rate as a function of the round: constant, or decay towards zero after the last round."""
+    """Learning rate over the rounds: constant, or decay towards zero after the last."""
     warmup_rounds: Annotated[int, Field(ge=0)] = 0
     """Rounds of linear warm-up."""
     max_grad_norm: Annotated[float, Field(ge=0), BeforeValidator(_zero_if_none)] = 1.0
     """Norm to which each client's gradient is clipped; 0 means no clipping."""
     trainer: Name | None = None
-    """A function that trains each client in place of Rondo's own loop: ``package.module:function``, or
-    ``"transformers"`` for transformers' ``Trainer``, ``"sft"`` and ``"dpo"`` for TRL's ``SFTTrainer`` and
-    ``DPOTrainer`` (``docs/how-to/your-trainer.md``). Clients train one after the
-    other, in float32 and without shortcuts. ``packing``, ``length_grouping`` and ``precision`` are of Rondo's own
-    loop."""
+    """A function that trains each client in place of Rondo's own loop: ``package.module:function``, ``"transformers"``,
+    or TRL's ``"sft"`` and ``"dpo"`` (``docs/how-to/your-trainer.md``). Clients train one after the other, in float32
+    and without shortcuts; ``packing``, ``length_grouping`` and ``precision`` do not apply."""
     precision: Literal["exact", "fast"] = "fast"
-    """``"exact"`` computes in float32 throughout. ``"fast"`` keeps the frozen layers in bfloat16 if the hardware is
-    faster in it. Networks that are trained whole stay in float32; their convolutions and wide linear layers then
-    multiply in bfloat16."""
+    """``"exact"`` computes in float32. ``"fast"`` keeps the frozen layers in bfloat16 if the hardware is faster in it;
+    networks that are trained whole stay in float32, and their convolutions and wide linear layers multiply in
+    bfloat16."""
     length_grouping: bool = True
     """Batch rows of similar length, which saves padding."""
     packing: bool = True
     """Lay the rows of a step end to end, without padding, if the model allows it (causal-lm)."""
     what: Literal["all", "head"] | Annotated[list[str], Field(min_length=1)] | None = None
     """Whole tensors to train: ``"all"``, only the ``"head"``, or parameters by name (patterns with ``*``, as in
-    ``"layer4.*"``). Low-rank factors are trained beside them if there is a section ``[adapter]``. Left out, factors
-    and the head are trained."""
+    ``"layer4.*"``), beside factors if there is a section ``[adapter]``. Left out, factors and the head are trained."""
 
     def rate(self, index: int, rounds: int) -> float:
         """The learning rate of round ``index`` of ``rounds``: a linear warm-up, then constant, or linear or cosine
@@ -256,41 +251,39 @@ class EvaluationConfig(Section):
     """Measurements during and after training."""
 
     every: Annotated[int, Field(ge=0)] | Literal["auto"] = 1
-    """Rounds between scores on the test set; 0 scores only after the last round. With ``"auto"`` scores take about a
-    fifth of the time at most."""
+    """Rounds between scores on the test set; 0 scores only after the last round. ``"auto"`` takes about a fifth of the
+    time at most."""
     clients_every: Annotated[int, Field(ge=0)] = 0
-    """Rounds between scores of each client's model on its own test rows, or else its validation rows; 0 scores only
-    after the last round."""
+    """Rounds between scores of each client's model on its own test rows, or else its validation rows; 0 only after the
+    last round."""
     diagnostics_every: Annotated[int, Field(ge=0)] = 5
     """Rounds between measurements of the aggregation's effect, the last round included; 0 takes none. ``[privacy]``
     forbids them if it hides single uploads."""
     patience: Annotated[int, Field(ge=0)] = 0
-    """Scores in a row without a better one that end the run early; 0 never does. They are the scores of ``every``.
-    Without a test set, and for personal methods if ``clients_every`` is set, they are the clients' mean scores."""
+    """Scores of ``every`` in a row without a better one that end the run early; 0 never does. Without a test set, and
+    for personal methods if ``clients_every`` is set, the clients' mean scores decide."""
     positive: Annotated[Name | None, BeforeValidator(_number_as_text)] = None
-    """The class whose F1 the metric ``f1`` is (classification). Left out, it is class 1 if the classes are 0
-    and 1, else the mean over all classes (macro); tables and records say which."""
+    """The class of the metric ``f1`` (classification). Left out, it is class 1 if the classes are 0 and 1, else the
+    mean over all classes (macro)."""
     f1: Literal["macro", "weighted"] | None = None
-    """The mean over classes that the metric ``f1`` is (classification): ``"macro"``, in which all count the same, or
-    ``"weighted"`` by their rows. Left out, see ``positive``."""
+    """The mean over classes of the metric ``f1`` (classification): all count the same, or by their rows. Left out, see
+    ``positive``."""
     per_class: bool = False
-    """Also score the F1 of each class (classification), as ``f1 of CLASS``; of several labels their areas too, of
-    token-classification the F1, precision and recall of each type."""
+    """Also score each class: ``f1 of CLASS``; of several labels their areas too, of token-classification precision and
+    recall."""
     threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """The probability from which on a row is given a label, if it may have several (classification); left out, 0.5."""
+    """Probability from which a row is given a label, if it may have several (classification); left out, 0.5."""
     batch_size: Positive = 64
     """Rows per batch."""
     fine_tune_epochs: Annotated[int, Field(ge=0)] = 0
-    """Also score each client's model after so many epochs of training on the client's own rows (the "+FT" of papers)
-    wherever clients are scored."""
+    """Also score each client's model after so many epochs on its own rows (the "+FT" of papers)."""
     fine_tune: Literal["all", "head"] = "all"
     """Tensors that this fine-tuning trains."""
     local_only: bool = False
     """Also train each client alone, as a baseline."""
     generate: Annotated[int, Field(ge=0)] = 0
-    """Test rows, spread over the test set, that the model answers before and after training (language models,
-    token-classification, and your tasks that have ``shown`` and ``predicted``). The answers are in ``summary.json``,
-    for multiple-choice with their accuracy."""
+    """Test rows that the model answers before and after training (language models, token-classification, and your tasks
+    that have ``shown`` and ``predicted``), into ``summary.json``."""
     max_new_tokens: Positive = 64
     """Most tokens of these answers."""
 
@@ -299,18 +292,16 @@ class SimulationConfig(Section):
     """The way the clients of a round share this machine, or several."""
 
     engine: Literal["process", "ray"] = "process"
-    """Place where clients train: in this process, or at workers of Ray, on this machine or on a cluster
-    (``docs/how-to/ray.md``)."""
+    """Place where clients train: in this process, or at workers of Ray (``docs/how-to/ray.md``)."""
     workers: Positive | None = None
-    """Workers of Ray. Left out, one for every GPU or, without any, for every machine of the cluster."""
+    """Workers of Ray. Left out, one for every GPU or, without any, for every machine."""
     cohort: Positive | Literal["auto"] = "auto"
     """Clients that train in one forward pass. ``"auto"`` goes by ``memory_mb`` and by what the machine gains."""
     memory_mb: Positive | Literal["auto"] = "auto"
     """Megabytes for the activations of all clients that train at once. ``"auto"`` is half of the accelerator's memory,
     or on a CPU half of the machine's, at most 256 MB per thread."""
     reuse_prefix: bool = True
-    """Keep the hidden states below the lowest adapted layer; in networks that are trained whole, the inputs of the head
-    while it alone is trained."""
+    """Keep the hidden states below the lowest adapted layer, or the inputs of a head that alone is trained."""
     prefix_memory_mb: Annotated[int, Field(ge=0)] = 1024
     """Most megabytes of memory for these hidden states, at most half of it for test sets."""
     prefix_disk_mb: Annotated[int, Field(ge=0)] = 4096
@@ -368,5 +359,5 @@ class FileConfig(RunConfig):
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Values of single methods, each by a label: ``[methods.fedloru.algorithm]``. The label is the method's name, or
     any text with ``algorithm.name`` in its table. ``rondo run`` takes the table of ``algorithm.name``, ``rondo
-    compare`` all. Tables have keys of ``algorithm``, ``adapter``, ``train`` and ``server``, and ``model.head``,
+    compare`` all. Keys are of ``algorithm``, ``adapter``, ``train`` and ``server``, and ``model.head``,
     ``model.head_layers`` and ``model.buffers``; ``adapter = false`` leaves that section out."""

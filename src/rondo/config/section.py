@@ -22,9 +22,8 @@ class CompressionConfig(Section):
     """Uploads of fewer bytes. What clients receive is not compressed."""
 
     kind: Literal["none", "rounding", "top-k"] = "none"
-    """``"rounding"`` sends each number of a client's change in ``bits`` bits, rounded up or down by chance so that the
-    mean stays; ``"top-k"`` sends the largest numbers of each tensor's change, and the client adds the rest to its next
-    upload (error feedback)."""
+    """``"rounding"`` sends each number of a client's change in ``bits`` bits, rounded by chance so that the mean stays;
+    ``"top-k"`` sends the largest numbers of each tensor's change, and the client adds the rest to its next upload."""
     bits: Literal[4, 8] | None = None
     """Bits of a number, with ``"rounding"``; left out, 8."""
     keep: Annotated[float, Field(gt=0, le=0.5)] | None = None
@@ -55,8 +54,8 @@ class ProblemConfig(Section):
     design: Literal["gaussian", "isotropic"] = "gaussian"
     """``"isotropic"`` gives every client's inputs the second moment I exactly. It needs as many rows as inputs."""
     start_distance: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Distance between the start of A, or of the representation, and the truth: the sine of every principal angle.
-    Left out, the start is random."""
+    """Distance between the start of A, or of the representation, and the truth: the sine of every principal angle. Left
+    out, the start is random."""
 
 
 Tracker = Literal["tensorboard", "trackio", "wandb", "mlflow"]
