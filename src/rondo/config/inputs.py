@@ -176,8 +176,8 @@ class TaskConfig(Section):
     label: Name | Annotated[list[Name], Field(min_length=2)] | None = None
     """Column with the label (classification), or a column of 0 and 1 per label, if a row may have several."""
     labels: Annotated[list[Name], Field(min_length=2)] | None = None
-    """Names of the classes, in order (classification), or all tags of IOB2 (token-classification); left out, the names in
-    the training rows. A row with another label is a bad row."""
+    """Names of the classes, in order (classification), or all tags of IOB2 (token-classification); left out, the names
+    in the training rows. A row with another label is a bad row."""
     tokens: Name | None = None
     """Column with a list of words (token-classification), beside ``tags``."""
     tags: Name | None = None
