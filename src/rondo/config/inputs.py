@@ -198,10 +198,10 @@ class TaskConfig(Section):
     (multiple-choice). Of preference and reward, a text or turns; left out, ``prompt`` if a row has it, else the
     beginning of both answers."""
     response: Name | None = None
-    """Column with the response (causal-lm) or the text to write (seq2seq-lm). The loss is on it only."""
+    """Column with the response (causal-lm) or the text to write (seq2seq-lm)."""
     separator: str | None = None
-    """Text between the columns of the prompt, and between prompt and answer without a chat template. Left out, a blank
-    line between columns and a newline before the response."""
+    """Text between the columns of the prompt (left out, a blank line), and between prompt and answer without a chat
+    template (left out, a newline)."""
     messages: Name | None = None
     """Column with a conversation (causal-lm): a list of ``{"role", "content"}``, or of ShareGPT's ``{"from",
     "value"}``. The loss is on the assistant's turns only."""
@@ -209,13 +209,11 @@ class TaskConfig(Section):
     """Column with a list of choices (multiple-choice), or with a text that ends in ``Answer format: true/false``, or
     one column per choice, of which a row's last ones may be empty."""
     answer: Name | None = None
-    """Column with the right choice (multiple-choice): its text, its letter (``A`` is the first) or its number (``0`` is
-    the first)."""
+    """Column with the right choice (multiple-choice): its text, its letter or its number (from 0)."""
     answer_is: Literal["text", "letter", "number"] | None = None
     """The form of ``answer`` (multiple-choice). Left out, any; a row that can be read in two ways is a bad row."""
     answer_text: str | None = None
-    """Text of an answer (multiple-choice), with ``{}`` in place of the choice, such as ``"the correct answer is {}"``.
-    Left out, the choice alone."""
+    """Text of an answer (multiple-choice), with ``{}`` in place of the choice; left out, the choice alone."""
     letters: bool | None = None
     """List the choices below the question, and answer by letter (multiple-choice), as lm-eval for MMLU."""
     chosen: Name | None = None
@@ -243,13 +241,12 @@ class TaskConfig(Section):
     "answer_start"}``, or either as JSON; with ``answer_start``, texts alone. The first is learned; scores are for the
     best match of all."""
     answer_start: Name | None = None
-    """Column with the characters of the context where the answers start (question-answering), if they are not in
-    ``answers``."""
+    """Column with the places in the context where the answers start (question-answering), if ``answers`` has none."""
     unanswerable: bool = False
     """Whether a question may have no answer (question-answering, as in SQuAD 2.0)."""
     stride: Annotated[int, Field(ge=0)] | None = None
-    """Tokens that neighbouring windows of a long text share (question-answering, token-classification); left out, a
-    quarter of ``max_length``."""
+    """Tokens that neighbouring windows share (question-answering, token-classification); left out, a quarter of
+    ``max_length``."""
     max_answer_tokens: Positive | None = None
     """Most tokens of a predicted answer (question-answering); left out, 30."""
     anchor: Name | None = None
@@ -262,11 +259,11 @@ class TaskConfig(Section):
     """Column with the similarity of anchor and positive, from -1 to 1 (embedding). Rows, and whole files, may have
     none."""
     scale: Annotated[float, Field(gt=0)] | None = None
-    """Factor of the cosines in the loss of rows without a score (embedding), 1 over the temperature; left out, 20."""
+    """Factor of the cosines in the loss of rows without a score (embedding); left out, 20."""
     pooling: Literal["mean", "cls", "max", "lasttoken"] | None = None
-    """How states become a vector (embedding); left out, as the model's ``modules.json`` says, or by the mean."""
+    """How states become a vector (embedding); left out, by the model's ``modules.json``, or the mean."""
     unit_length: bool | None = None
-    """Whether predicted vectors have length 1 (embedding); left out, as the model's ``modules.json`` says."""
+    """Whether predicted vectors have length 1 (embedding); left out, by the model's ``modules.json``."""
     metric: str | None = None
     """Metric of progress, of the best round (``adapter-best``) and of patience; left out, the first: accuracy, f1,
     matthews, auc, loss (classification); pearson, spearman, mse (sequence-regression); f1, exact_match, loss
@@ -274,8 +271,7 @@ class TaskConfig(Section):
     spearman (embedding); loss, perplexity, accuracy (causal-lm, seq2seq-lm); accuracy_likelihood, accuracy_normalised,
     loss (multiple-choice); accuracy, margin, loss (preference, reward); r2, rmse, mae (regression)."""
     max_length: Annotated[int, Field(ge=4)] = 128
-    """Most tokens per example; of a window for question-answering and token-classification, of the prompt for
-    seq2seq-lm."""
+    """Most tokens per example, per window (question-answering, token-classification) or per prompt (seq2seq-lm)."""
     max_target_length: Annotated[int, Field(ge=4)] | None = None
     """Most tokens of the response (seq2seq-lm); left out, ``max_length``."""
     image: Name | None = None
@@ -349,9 +345,9 @@ class DataConfig(Section):
     encoding: str = "utf-8"
     """Encoding of text files (CSV, TSV, JSON) that are not UTF-8, such as Excel's ``"cp1252"``."""
     max_train_rows: Positive | None = None
-    """Use a random sample of so many training rows. Labels, and clients by nature, keep their shares."""
+    """Use a random sample of so many training rows, with the shares of labels, and of clients by nature."""
     max_test_rows: Positive | None = None
-    """Use a random sample of so many rows of each test set. Labels, and clients, keep their shares."""
+    """The same of each test set."""
     max_read_mb: Positive = 2048
     """The most memory for rows, in MiB. Parquet and Hugging Face data sets count uncompressed, with 128 bytes per
     value."""
@@ -377,10 +373,10 @@ class PartitionConfig(Section):
     sigma: Annotated[float, Field(gt=0)] | None = None
     """Spread of the clients' sizes, for lognormal (left out, 1) and for classes (left out, 0)."""
     equal_sizes: bool = False
-    """Give all clients the same number of rows, for classes and dirichlet. Rows that are left are dropped."""
+    """All clients have the same number of rows (classes, dirichlet); rows that are left are dropped."""
     column: Name | None = None
     """Column that names each row's client, for natural."""
     min_size: Annotated[int, Field(ge=0)] = 1
     """Smallest number of rows that a client may get, for all kinds but natural."""
     deal_tests: bool = False
-    """Deal the test set to the clients as well, each class in proportion to their training rows of it."""
+    """Deal the test set to the clients too, each class in proportion to their training rows of it."""

@@ -63,22 +63,21 @@ class ClientsConfig(Section):
     per_round: Positive | None = None
     """Clients sampled per round; left out, all."""
     sampling: Literal["uniform", "poisson", "full", "weighted"] = "uniform"
-    """``"poisson"`` draws each client independently, ``"weighted"`` prefers clients with more examples, ``"full"``
-    takes all."""
+    """``"poisson"`` draws each client independently, ``"weighted"`` prefers more examples, ``"full"`` takes all."""
     weighting: Literal["examples", "uniform"] = "examples"
-    """Weight of an upload in the mean: the client's number of examples, or the same for all, as in most papers."""
+    """Weight of an upload in the mean: the client's examples, or the same for all."""
     min_clients: Positive = 1
     """With fewer uploads the round is skipped and the model stays."""
     over_select: Annotated[float, Field(ge=0, le=10)] = 0.0
     """Sample this share more than ``per_round``. The first ``per_round`` uploads count; later ones come too late."""
     deadline: Annotated[float, Field(gt=0)] | None = None
-    """Seconds after which an upload comes too late, simulated ones in a simulation; left out, there is no limit."""
+    """Seconds after which an upload comes too late, simulated ones in a simulation; left out, no limit."""
     ranks: Annotated[Ranks | None, BeforeValidator(_text_keys)] = None
-    """A list with one rank per client in the order of their ids, or shares of the clients by rank, which the run's seed
-    deals out."""
+    """One rank per client in the order of their ids, or shares of the clients by rank, which the run's seed deals
+    out."""
     bytes_budget: Positive | Annotated[list[Positive], Field(min_length=1)] | None = None
-    """In place of ``ranks``, bytes for all clients or per client: the largest rank whose upload in a round fits,
-    without the head."""
+    """In place of ``ranks``, bytes for all clients or per client: the largest rank whose upload per round fits, without
+    the head."""
 
 
 class AdmissionConfig(Section):
@@ -135,8 +134,7 @@ class FaultsConfig(Section):
     slow_factor: Annotated[float, Field(gt=1)] = 10.0
     """Time of a slow client over that of any other."""
     seconds_per_example: Annotated[float, Field(gt=0)] = 1.0
-    """Simulated time that a client takes per training example, by which ``clients.deadline`` and
-    ``clients.over_select`` go. It takes no real time."""
+    """Simulated time per training example, by which ``clients.deadline`` and ``clients.over_select`` go."""
 
 
 class ServerConfig(Section):
@@ -161,8 +159,7 @@ class PrivacyConfig(Section):
     """The party that must not learn: ``"reader"`` has the released model, and the server is trusted; ``"server"`` is
     the server, honest but curious, the other clients and the reader."""
     secure_aggregation: bool = False
-    """The server opens the sum of a round's uploads and no single upload. A simulation adds the same integers without
-    masks."""
+    """The server opens the sum of a round's uploads and no single upload. A simulation has no masks."""
     ring: Literal[32, 64] = 32
     """Bits of a number in a masked upload."""
     unit: Literal["client", "example"] | None = None
@@ -175,8 +172,8 @@ class PrivacyConfig(Section):
     upload_clip: Annotated[float, Field(gt=0)] | None = None
     """Largest Euclidean norm of the change in an upload, with ``secure_aggregation`` and ``unit = "example"``."""
     noise: Annotated[float, Field(ge=0)] | None = None
-    """The noise multiplier z: the noise in the sum has a standard deviation of z times ``clip``. At least 0.2, or 0 for
-    none. ``rondo privacy plan`` finds it for an epsilon."""
+    """The noise in the sum has a standard deviation of ``noise`` times ``clip``. At least 0.2, or 0 for none. ``rondo
+    privacy plan`` finds it for an epsilon."""
     colluding: Annotated[int, Field(ge=0)] = 1
     """Sites that may tell the server their noise, where sites add it. 1 holds against the server with any one site, 0
     against the server alone."""
@@ -189,7 +186,7 @@ class PrivacyConfig(Section):
     """Column that says whose a row is, with ``unit = "example"``: all rows that a client has of a person are one
     unit."""
     debug_seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    """Seed of sampling and noise, for tests. Every output then says that epsilon is not valid."""
+    """Seed of sampling and noise, for tests. Epsilon is then not valid."""
 
 
 class TrainConfig(Section):
@@ -200,7 +197,7 @@ class TrainConfig(Section):
     lr: Annotated[float, Field(gt=0)] = 1e-3
     """Learning rate."""
     lr_ratio: Annotated[float, Field(gt=0)] = 1.0
-    """Learning rate of B over that of A and of the head, above 1 in LoRA+."""
+    """Learning rate of B over that of A and of the head (LoRA+)."""
     momentum: Fraction = 0.0
     """Momentum of sgd."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
@@ -303,7 +300,7 @@ class SimulationConfig(Section):
     reuse_prefix: bool = True
     """Keep the hidden states below the lowest adapted layer, or the inputs of a head that alone is trained."""
     prefix_memory_mb: Annotated[int, Field(ge=0)] = 1024
-    """Most megabytes of memory for these hidden states, at most half of it for test sets."""
+    """Most megabytes of memory for these states, at most half of it for test sets."""
     prefix_disk_mb: Annotated[int, Field(ge=0)] = 4096
     """Most megabytes of disk space for them, in temporary files."""
 
