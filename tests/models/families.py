@@ -409,7 +409,7 @@ def save(family: Family, kind: Kind, folder: Path) -> Path:
 
 
 def table() -> list[str]:
-    """The rows of the first table of families in docs/models.md. Families of which the same holds share one."""
+    """The rows of the table in docs/models.md. Families of which the same holds share one."""
     kinds = "classification | token classification | language model | sequence to sequence"
     rows = [f"| families | {kinds} | clients | note |", "|---" * 7 + "|"]
     alike: dict[tuple[str, ...], list[str]] = {}
@@ -422,16 +422,6 @@ def table() -> list[str]:
 
 
 SHORTCUTS = get_args(Shortcut)
-
-
-def rows_of_shortcuts() -> list[str]:
-    """The second table in docs/models.md: families whose shortcuts are the same share a row."""
-    rows = [f"| families | task | {' | '.join(SHORTCUTS)} |", "|---" * (len(SHORTCUTS) + 2) + "|"]
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for name, family in FAMILIES.items():
-        for kind, refused in family.shortcuts.items():
-            alike.setdefault((kind, *("no" if s in refused else "yes" for s in SHORTCUTS)), []).append(name)
-    return rows + [f"| {' | '.join([', '.join(names), *cells])} |" for cells, names in alike.items()]
 
 
 def _allowed(outcomes: tuple[Outcome, Outcome]) -> str:

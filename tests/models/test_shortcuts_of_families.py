@@ -13,7 +13,7 @@ import peft as stock
 import pytest
 import torch
 import transformers
-from families import AUTO, FAMILIES, SHORTCUTS, Family, Kind, rows_of_shortcuts, save, tokenizer
+from families import AUTO, FAMILIES, SHORTCUTS, Family, Kind, save, tokenizer
 from family_runs import LABELS, assert_close, configured, drawn, opened, pictures, sentences, trained
 
 from rondo.config import RunConfig
@@ -190,8 +190,3 @@ def test_end_token_pads_where_there_is_no_padding_token(tmp_path: Path, kind: Ki
     seen = drawn(model, 0)
     ours = client_row(trained(model, task, config, examples, add_client_axis(seen), [2]), 0)
     assert_equal_steps(ours, by_hand(tmp_path, config, None, seen, words), seen)
-
-
-def test_page_of_models_has_the_rows_of_shortcuts() -> None:
-    page = (Path(__file__).parents[2] / "docs/models.md").read_text()
-    assert "\n".join(rows_of_shortcuts()) in page
