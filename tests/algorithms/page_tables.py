@@ -9,6 +9,7 @@ from rondo.algorithms.entries import Entry
 
 ROOT = Path(__file__).parents[2]
 
+
 def tables() -> dict[str, str]:
     """The names or the table of methods on pages, by page: the core methods, then the others."""
     core = {name: entry for name, entry in algorithms.TABLE.items() if entry.core}
@@ -22,6 +23,7 @@ def tables() -> dict[str, str]:
         "docs/methods.md": f"{head}{rows[0]}\n**More methods**, which no claim rests on:\n\n{head}{rows[1]}",
     }
 
+
 def properties(entry: Entry) -> str:
     """The properties that a method has, in a cell: narrower than a column for each."""
     words = {
@@ -32,19 +34,23 @@ def properties(entry: Entry) -> str:
     had = [of.get(flag, "") for of, flag in zip(words.values(), entry.flags, strict=True)]
     return ", ".join(filter(None, had)) or "-"
 
+
 def _row(name: str, entry: Entry) -> str:
     up, down = _formula(entry.up), _formula(entry.down)
     return f"| `{name}` | {entry.summary} | {properties(entry)} | {up} | {down} | {entry.whole} | {entry.paper} |\n"
 
+
 def _formula(text: str) -> str:
     """A formula whose stars Markdown does not take for italics."""
     return text.replace("*", r"\*")
+
 
 def filled(page: str, table: str) -> str:
     """``page`` with ``table`` between its marks."""
     start, end = "<!-- methods: tests/algorithms/page_tables.py -->\n", "<!-- end of methods -->\n"
     before, _, rest = page.partition(start)
     return f"{before}{start}{table}{end}{rest.partition(end)[2]}"
+
 
 if __name__ == "__main__":
     for page, table in tables().items():
