@@ -1,4 +1,4 @@
-"""What published code computes in one aggregation, beside what its paper defines: the tables of docs/results/conformance.md.
+"""What published code computes in one aggregation, beside its paper: the tables of docs/results/conformance.md.
 
 python benchmarks/conformance                                     # the git commands that fetch the code
 python benchmarks/conformance CLONES                              # the tables

@@ -24,7 +24,7 @@ class Exposed:
     """The contract's word on it."""
 
 
-_KNOWN = "nothing: the server knows it (names, ids, numbers and digests that go with each letter)"
+_KNOWN = "nothing: names, ids, numbers and digests that the server knows"
 
 LEAVES: Mapping[type, Mapping[str, Exposed]] = {
     Consent: {
@@ -33,7 +33,7 @@ LEAVES: Mapping[type, Mapping[str, Exposed]] = {
             "a consent; `training.least_rows`",
         ),
         "labels": Exposed(
-            "class names in the site's rows, if the run does not name its classes",
+            "class names, if the run does not name its classes",
             "`rows.labels`, `rows.label_names`, `rows.most_labels`",
         ),
         "refused": Exposed(
@@ -134,7 +134,7 @@ COMES: Mapping[type, Mapping[str, Exposed]] = {
         ),
         "counted": Exposed("the client's last round that counted", ""),
         "scores": Exposed("whether the server asks for scores instead of training", ""),
-        "asked": Exposed("the number of clients in the round; the expected number if the number is secret", ""),
+        "asked": Exposed("the number of clients in the round, or the expected number if it is secret", ""),
         "protocol": Exposed("the version of the letters", ""),
     },
     AskReady: {
