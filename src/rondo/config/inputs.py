@@ -171,8 +171,8 @@ class TaskConfig(Section):
     a text), ``"image-classification"``, ``"regression"`` (a number for numbers), ``"linear"`` (least squares in
     float64), or ``package.module:Class`` for a subclass of ``rondo.tasks.task.Task``."""
     text: Name | Annotated[list[Name], Field(min_length=1, max_length=2)] | None = None
-    """Column with the text. Classification and regression take two columns too; causal-lm takes one, or ``prompt`` and
-    ``response``, or ``messages``."""
+    """Column with the text. Classification and regression of texts take two columns too; causal-lm takes one, or
+    ``prompt`` and ``response``, or ``messages``."""
     label: Name | Annotated[list[Name], Field(min_length=2)] | None = None
     """Column with the label (classification), or a column of 0 and 1 per label, if a row may have several."""
     labels: Annotated[list[Name], Field(min_length=2)] | None = None
@@ -347,7 +347,7 @@ class DataConfig(Section):
     max_train_rows: Positive | None = None
     """Use a random sample of so many training rows, with the shares of labels, and of clients by nature."""
     max_test_rows: Positive | None = None
-    """The same of each test set."""
+    """Use a random sample of so many rows of each test set, with the shares of labels and clients."""
     max_read_mb: Positive = 2048
     """The most memory for rows, in MiB. Parquet and Hugging Face data sets count uncompressed, with 128 bytes per
     value."""

@@ -300,9 +300,9 @@ class SimulationConfig(Section):
     reuse_prefix: bool = True
     """Keep the hidden states below the lowest adapted layer, or the inputs of a head that alone is trained."""
     prefix_memory_mb: Annotated[int, Field(ge=0)] = 1024
-    """Most megabytes of memory for these states, at most half of it for test sets."""
+    """Most megabytes of memory for the states of ``reuse_prefix``, at most half of it for test sets."""
     prefix_disk_mb: Annotated[int, Field(ge=0)] = 4096
-    """Most megabytes of disk space for them, in temporary files."""
+    """Most megabytes of disk space for the states of ``reuse_prefix``, in temporary files."""
 
 
 class RunConfig(Section):
