@@ -16,12 +16,22 @@ def tables() -> dict[str, str]:
     more = {name: entry for name, entry in algorithms.TABLE.items() if not entry.core}
     names = [", ".join(f"`{name}`" for name in part) for part in (core, more)]
     short = f"{names[0]}.\n\nMore methods, which no claim rests on: {names[1]}.\n"
-    head = "| name | what it does | properties | up | down | whole tensors | paper |\n" + "|---" * 7 + "|\n"
+    head = "| name | what it does | properties | up | down | paper |\n" + "|---" * 6 + "|\n"
     rows = ["".join(_row(name, entry) for name, entry in part.items()) for part in (core, more)]
     return {
         "README.md": short,
-        "docs/methods.md": f"{head}{rows[0]}\n**More methods**, which no claim rests on:\n\n{head}{rows[1]}",
+        "docs/methods.md": f"{head}{rows[0]}\n**More methods**, which no claim rests on:\n\n{head}{rows[1]}{_whole()}",
     }
+
+
+def _whole() -> str:
+    """Which whole tensors travel: the exceptions among the methods."""
+    named: dict[str, list[str]] = {}
+    for name, entry in algorithms.TABLE.items():
+        named.setdefault(entry.whole, []).append(f"`{name}`")
+    most = max(named, key=lambda whole: len(named[whole]))
+    others = "; ".join(f"{whole} ({', '.join(names)})" for whole, names in named.items() if whole != most)
+    return f"\n*Whole tensors* that travel: {most}, except {others}.\n"
 
 
 def properties(entry: Entry) -> str:
@@ -37,7 +47,7 @@ def properties(entry: Entry) -> str:
 
 def _row(name: str, entry: Entry) -> str:
     up, down = _formula(entry.up), _formula(entry.down)
-    return f"| `{name}` | {entry.summary} | {properties(entry)} | {up} | {down} | {entry.whole} | {entry.paper} |\n"
+    return f"| `{name}` | {entry.summary} | {properties(entry)} | {up} | {down} | {entry.paper} |\n"
 
 
 def _formula(text: str) -> str:
