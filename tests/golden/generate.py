@@ -91,6 +91,9 @@ References
              client heterogeneity": FlexLoRA whose mean of a slot is over the clients that
              have it; a slot that no client of the round has stays as it is at the server.
              Clients of rank 1 at the run's scale here, and an adapter to start from.
+  FSLoRA     Fang et al., "Federated sketching LoRA": a client's model is W0 + s B S A, S = r / m
+             on m drawn slots and 0 elsewhere. It moves those columns of B and rows of A, and the
+             server's step is the mean of all clients' changes, 0 where a client has none.
   FedMomentum Yan et al., "FedMomentum: preserving LoRA training momentum in federated
              fine-tuning": FedHM, and what its truncation drops goes to the base.
 """
@@ -110,17 +113,19 @@ A, B, C, G, L, R = (f"layer.{x}" for x in "ABCGLR")
 PA, PB = "layer.pA", "layer.pB"  # pFedLoRU, pFedLoRA: the personal pair
 AD, AU, BD, BU = (f"layer.{x}" for x in ("Ad", "Au", "Bd", "Bu"))  # mFedLoRU: nested
 D, S = "layer.D", "layer.S"  # pFedLoRA: a whole change; SLoRA: a sparse one's values
-SLOTS = "layer.I"  # LoRA-A2: which slots an upload holds, ascending
+SLOTS = "layer.I"  # LoRA-A2, FSLoRA: which slots an upload holds, ascending
 H = "head:out.weight"
 TAU = 2  # FedLoRU, pFedLoRU, mFedLoRU: rounds from one accumulation to the next
 LAMBDA = 0.01  # LoRA-FAIR: weight of the penalty, both variants
-CLIENT_RANK = 1  # LoRA-A2, mFedLoRU: the rank of every client
+CLIENT_RANK = 1  # LoRA-A2, FSLoRA, mFedLoRU: the rank of every client
 BALANCE = np.array([1.0, 1.13])  # LoRA-A2: multiplies the rows of the first A
 RATIO = 5.0  # LoRA-A2: the learning rate of B over that of A
 INNER = 0.5  # mFedLoRU: its alpha_A and alpha_B
 STRENGTH = 0.5  # FedRot-LoRA: its lambda
+# FSLoRA: the slot of each client by round, an input: what the run's streams draw.
+SKETCHES = ({"a": 1, "b": 1}, {"a": 1, "b": 0}, {"a": 1, "b": 0}, {"a": 0, "b": 1})
 RATES = {"fedrot-lora": 0.55, "fedmomentum": 0.3}  # where it is not LR
-ADAPTED = {"fed-sb", "raflora"}  # start from an adapter whose B is not 0
+ADAPTED = {"fed-sb", "raflora", "fslora"}  # start from an adapter whose B is not 0
 SPARSE_ROUNDS = 2  # SLoRA: rounds of its first stage
 # How much larger a client's own scale, alpha / r_k, is than the run's, alpha / r.
 OWN = RANK / CLIENT_RANK
@@ -550,6 +555,16 @@ def slot_index(name, slots):
     return np.s_[:, slots] if name == B else slots
 
 
+def fslora(t, state, base, uploads, draw):
+    """B <- B + sum p_k (B_k - B) over the drawn columns, and so A over the drawn rows."""
+    new = {A: state[A].copy(), B: state[B].copy(), H: average(uploads, H)}
+    for c, sent in uploads.items():
+        for name in (A, B):
+            where = slot_index(name, sent[SLOTS])
+            new[name][where] += P[c] * (sent[name] - state[name][where])
+    return new, base, {}
+
+
 def lora_a2(t, state, base, uploads, draw):
     """The mean of the stored factor with each client's slots put into it."""
     active = B if B in uploads["a"] else A
@@ -647,6 +662,7 @@ ALGORITHMS = {
     "fedhm": (3, lambda t: (A, B), (), fedhm),
     "fedrot-lora": (4, lambda t: (A, B), (), fedavg),
     "raflora": (3, lambda t: (A, B), (), raflora),
+    "fslora": (4, lambda t: (A, B), (), fslora),
     "fedmomentum": (3, lambda t: (A, B), (), fedmomentum),
 }
 MOVES_BASE = {"fedex-lora", "flora", "federa", "fedloru", "fedloru-momentum", "pfedloru"}
@@ -672,6 +688,7 @@ RANKED = {
     "flexlora-client-scale",
     "flora-client-scale",
     "raflora",
+    "fslora",
 }  # whose clients have a rank of their own
 
 
@@ -722,6 +739,21 @@ def descend(w, t, x, y, names, steps=LOCAL_STEPS, kept=None, lr=LR, model=AT_RUN
     return t
 
 
+def sketched(w, full, t, index, client, x, y, lr):
+    """FSLoRA: descent in B and A under s B S A; what is not drawn has no gradient, and stays."""
+    drawn = np.array([SKETCHES[index][client]])
+    s = np.zeros((RANK, RANK))
+    s[drawn, drawn] = RANK / CLIENT_RANK
+    for _ in range(LOCAL_STEPS):
+        _, by_b = loss_and_grads(w, t | {A: s @ t[A]}, x, y)  # in B, of s B (S A)
+        _, by_a = loss_and_grads(w, t | {B: t[B] @ s}, x, y)  # in A, of s (B S) A
+        t = t | {A: t[A] - lr * by_a[A], B: t[B] - lr * by_b[B], H: t[H] - lr * by_a[H]}
+    still = np.delete(np.arange(RANK), drawn)
+    assert close(t[A][still], full[A][still])
+    assert close(t[B][:, still], full[B][:, still])
+    return {A: t[A][drawn], B: t[B][:, drawn], SLOTS: drawn, H: t[H]}
+
+
 def best_slots(before, probe, active):
     """LoRA-A2: the highest |dB[:,i]| |A[i,:]| (B active) or |B[:,i]| |dA[i,:]|, d = probe
     minus broadcast; of one module, the top CLIENT_RANK."""
@@ -769,6 +801,10 @@ def run(name):
                 lr = RATIO * lr if trained[0] == B else lr  # appendix B: eta_B = 5 eta_A
                 slots = best_slots(t, descend(w, t, x, y, trained, steps=1, lr=lr), trained[0])
                 kept = {trained[0]: slot_index(trained[0], slots)}
+            if name == "fslora":
+                uploads[c] = sketched(w, state, t, index, c, x, y, lr)
+                local[c], products[c] = {}, {"delta": base + OWN * delta_w(uploads[c])}
+                continue
             for names in phases:
                 t = descend(w, t, x, y, names, kept=kept, lr=lr, model=model)
             if name == "fedrot-lora":

@@ -269,6 +269,45 @@ class LoRAA2(FedIT):
         self.state = self.state | mean(filled, p)
 
 
+class FSLoRA(FedIT):
+    """A client's model is W0 + s r / r_k B_I A_I, I being r_k slots of each layer drawn for it and the round. It trains
+    and sends these; the rest of its factors are the server's in the mean."""
+
+    # What the run's streams draw, an input, by round and client: the slots of the first layer and of the second.
+    drawn = (
+        {"b": ([1, 2], [0, 2])},
+        {"b": ([1, 2], [0, 1]), "c": ([1], [1])},
+        {"c": ([1], [1])},
+        {"c": ([1], [0])},
+        {"b": ([0, 1], [1, 2]), "c": ([2], [0])},
+    )
+
+    def start(self):
+        first = np.random.default_rng(SEED + 31)
+        self.lora |= {f"{m}.B": 0.5 * first.standard_normal((out, RANK)) for m, (out, _) in SHAPES.items()}
+        return super().start()
+
+    def given(self, client):
+        return dict(self.state)
+
+    def train(self, t, client, w, seen):
+        slots = dict(zip(SHAPES, self.drawn[t].get(client, ([0, 1, 2], [0, 1, 2])), strict=True))
+        part = {H: seen[H]}
+        for m, kept in slots.items():
+            part |= named(m, {"A": seen[f"{m}.A"][kept], "B": seen[f"{m}.B"][:, kept]})
+        after = descend(w, part, self.data[client], self.trained(t), ratio=RANK / RANKS[client])
+        return after | {f"{m}.I": kept for m, kept in slots.items()}
+
+    def server(self, t, uploads, p):
+        filled = {}
+        for c, sent in uploads.items():
+            filled[c] = {n: self.state[n].copy() for n in names("AB")} | {H: sent[H]}
+            for m in SHAPES:
+                filled[c][f"{m}.A"][sent[f"{m}.I"]] = sent[f"{m}.A"]
+                filled[c][f"{m}.B"][:, sent[f"{m}.I"]] = sent[f"{m}.B"]
+        self.state = self.state | mean(filled, p)
+
+
 class FedRotLoRA(Whole):
     """FedIT whose clients send R^T A and B R. The rotation R* maximises tr(R*^T M), M = A_i A^T in odd rounds and
     B_i^T B in even ones, A and B being the broadcast; R is the rotation nearest to (1 - strength) I + strength R*. The
