@@ -60,8 +60,8 @@ class Traits:
     upload alone gives the client's model."""
     form: Literal["full", "chosen", "packed"] = "full"
     """The form of uploads. If it is not "full", :meth:`rondo.algorithm.Algorithm.expand` checks an upload and raises
-    :class:`rondo.algorithm.UnreadableUpload`. "chosen": a client's data decide the shapes, e.g. by a choice of slots
-    (LoRA-A2), so the server cannot tell them beforehand. "packed": packed numbers
+    :class:`rondo.algorithm.UnreadableUpload`. "chosen": an upload says itself which slots of the factors it holds
+    (LoRA-A2, FSLoRA), so the server cannot tell them beforehand. "packed": packed numbers
     (:mod:`rondo.algorithms.wrappers.compressed`)."""
     scored_after_adapting: bool = False
     """Scores are of a client's model after :meth:`rondo.algorithm.Algorithm.adapt`. Per-FedAvg's model is made to be

@@ -26,7 +26,11 @@ from rondo.testing import SgdTrainer, TwoLayers
 from rondo.testing.laws import LAWS
 from rondo.testing.run import LawBroken, Run
 
-RANKED = [n for n in algorithms.names() if algorithms.entry(n).traits.client_ranks and n not in ("lora-a2", "mfedloru")]
+RANKED = [
+    n
+    for n in algorithms.names()
+    if algorithms.entry(n).traits.client_ranks and n not in ("lora-a2", "mfedloru", "fslora")
+]
 """LoRA-A2 and mFedLoRU are left out: they send every client the whole factors (see test_own_ranks.py)."""
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -39,7 +41,10 @@ RANK_2 = pytest.mark.parametrize("rank", [pytest.param(1, marks=pytest.mark.slow
 
 @RANK_2
 @pytest.mark.parametrize(
-    "name", every_method(["lora-a2", "mfedloru", "fedhm", "flexlora", "raflora", "fedit"], ["lora-a2", "fedhm"])
+    "name",
+    every_method(
+        ["lora-a2", "mfedloru", "fedhm", "flexlora", "raflora", "fslora", "fedit"], ["lora-a2", "fslora", "fedhm"]
+    ),
 )
 @pytest.mark.parametrize("law", [n for n in LAWS if n not in ("consensus", "zero steps", "exactness", "raw sum")])
 @pytest.mark.sweep(4)
@@ -57,6 +62,31 @@ def test_uncut_factors_obey_consensus_and_zero_steps(name: str, law: str, rank: 
 
 def test_lora_a2_stays_exact(rank: int) -> None:
     LAWS["exactness"](algorithms.get("lora-a2"), 0)
+
+
+# FSLoRA
+
+
+def test_fslora_without_ranks_is_fedit() -> None:
+    fslora, fedit = Run(algorithms.get("fslora"), 0), Run(algorithms.get("fedit"), 0)
+    for index in range(3):
+        for run in (fslora, fedit):
+            run.step(index)
+        for name, tensor in fslora.state.params.items():
+            torch.testing.assert_close(tensor, fedit.state.params[name], rtol=0, atol=0)
+
+
+def test_fslora_draws_slots_by_client_round_and_module(rank: int) -> None:
+    """Every slot comes up as often as any other, and a client that is asked again draws the same."""
+    run, drawn = Run(algorithms.get("fslora"), 0), Counter[tuple[int, ...]]()
+    for index in range(40):
+        for first, again in zip(fits(run, index), fits(run, index), strict=True):
+            for path in PATHS:
+                slots = tuple(first.params[f"{path}.I"].tolist())
+                assert slots == tuple(again.params[f"{path}.I"].tolist())
+                drawn[slots] += 1
+    assert set(drawn) == set(combinations(range(3), rank))
+    assert min(drawn.values()) > 55  # of 40 rounds, 3 clients, 2 modules and 3 choices, 80 expected
 
 
 # LoRA-A2

@@ -77,7 +77,7 @@ def _of_sums(traits: Traits, linear: bool) -> dict[Option, str]:
         reasons["client DP"] = "an upload's weight follows from its tensors, so one client may count any amount"
         reasons |= dict.fromkeys(_PACKED, "an upload's weight follows from its tensors, and packed ones have another")
     elif traits.form == "chosen":
-        reasons |= dict.fromkeys(_PACKED, "a client's data decide which values it sends, so their sizes are not known")
+        reasons |= dict.fromkeys(_PACKED, "an upload holds some slots of the factors, and packing takes whole tensors")
     if traits.server == "other":
         reasons.setdefault("top-k", f"its server puts what it gets into other coordinates, where {_LOST}")
         reasons["server optimizer"] = (

@@ -228,6 +228,15 @@ ENTRIES: dict[str, Entry] = {
         up_numbers=formulas.both,
         down_numbers=formulas.both,
     ),
+    "fslora": Entry(
+        cls="rondo.algorithms.factors.fslora:FSLoRA",
+        summary="clients train and send slots drawn in every round; without client ranks they train all",
+        paper="Fang et al., ICML 2026",
+        up="r(in+out)",
+        down="r(in+out)",
+        up_numbers=formulas.both,
+        down_numbers=formulas.both,
+    ),
     "fedmomentum": Entry(
         cls="rondo.algorithms.factors.fedmomentum:FedMomentum",
         summary="the leading part of the mean product stays in the factors, the rest is added to the base",

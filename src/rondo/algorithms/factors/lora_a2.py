@@ -8,8 +8,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rondo.algorithm import Algorithm, ServerState, Shared, Trainer, UnreadableUpload, Upload, Uploads
-from rondo.params import Params, Role, Select, adapted_modules, down, module_of, pick, role, up, whole
+from rondo.algorithm import Algorithm, ServerState, Shared, Trainer, Upload, Uploads
+from rondo.algorithms.parts.slots import filled
+from rondo.params import Params, Select, adapted_modules, down, module_of, pick, up, whole
 from rondo.traits import Traits
 
 
@@ -71,14 +72,7 @@ class LoRAA2(Algorithm[ServerState]):
         return tuple(_packed(u, m) for u, m in zip(uploads, masks, strict=True)), local
 
     def expand(self, state: ServerState, upload: Upload) -> Upload:
-        full = dict(upload.params)
-        for path in (module_of(n) for n in upload.params if role(n) is Role.INDEX):
-            slots = full.pop(f"{path}.I").long()
-            name = f"{path}.B" if f"{path}.B" in full else f"{path}.A"
-            _check(slots.tolist(), full[name], state.params[name], name)
-            values = full[name].to(state.params[name].dtype)
-            full[name] = state.params[name].index_copy(1 if up(name) else 0, slots, values)
-        return replace(upload, params=full)
+        return filled(state.params, upload)
 
 
 def _best(start: Params, probe: Params, active: Select, rank: int) -> dict[str, Tensor]:
@@ -93,18 +87,6 @@ def _best(start: Params, probe: Params, active: Select, rank: int) -> dict[str, 
     mask = torch.zeros_like(flat, dtype=torch.bool).scatter(-1, order, True)
     parts = torch.split(mask, [s.shape[-1] for s in scores], -1)
     return {f"{p}.{part}": m.unsqueeze(axis) for p, m in zip(paths, parts, strict=True)}
-
-
-def _check(slots: list[int], values: Tensor, server: Tensor, name: str) -> None:
-    """Raises :class:`UnreadableUpload` unless the slots differ, lie within the ``server``'s factor and are as many as
-    there are ``values``."""
-    axis = 1 if up(name) else 0
-    if values.shape[axis] != len(slots) or values.shape[1 - axis] != server.shape[1 - axis]:
-        detail = f"{name} is {tuple(values.shape)} for {len(slots)} slots of {tuple(server.shape)}"
-        raise UnreadableUpload("wrong_shape", detail)
-    total = server.shape[axis]
-    if len(slots) != len(set(slots)) or not all(0 <= slot < total for slot in slots):
-        raise UnreadableUpload("bad_slots", f"{name}: slots must differ and lie between 0 and {total - 1}")
 
 
 def _packed(upload: Upload, masks: Mapping[str, Tensor]) -> Upload:
