@@ -35,7 +35,7 @@ class FSLoRA(Algorithm[ServerState]):
     Head in the source: not known; here shared by default, and trained by every client.
     Deviations: clients draw their slots themselves, from the run's named streams, and get all of A and B, so their
     scores are of the global model; the source's server draws them and sends these alone. The mean is weighted by the
-    run's ``weighting``. The authors' code, read at ac24177 and not run, compares a tensor's whole name with "lora_A" and
+    run's ``weighting``. The authors' code, read at ac24177 and not run, compares whole names with "lora_A" and
     "lora_B", so on a model of PEFT it would draw nothing; this is the rule that it means.
     Reference: Fang et al., Federated Sketching LoRA: A Flexible Framework for Heterogeneous Collaborative Fine-Tuning
     of Large Language Models, ICML 2026 (arXiv 2501.19389).
