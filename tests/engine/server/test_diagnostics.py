@@ -121,7 +121,8 @@ def play(
             batched = replace(shared, params=add_client_axis(shared.params))
             (upload,), kept = algorithm.client_update(batched, add_client_axis(local), trainer)
             locals[client.id] = client_row(kept, 0)
-            done = replace(shared, params={**shared.params, **client_row(trainer.fits[-1], 0)})
+            fit = filled(shared.params, client_row(trainer.fits[-1], 0), upload.params)
+            done = replace(shared, params={**shared.params, **fit})
             seen = algorithm.view(done, locals[client.id])
             trained.append(dense(seen, shared.base))
             products.append(dense(seen, {}))
@@ -135,6 +136,16 @@ def play(
             algorithm, sites, state, after, uploads, round, problem.params, start, end, trained, products, factors
         )
         state = after
+
+
+def filled(before: Params, fit: Params, upload: Params) -> Params:
+    """``fit`` with the slots that a client did not hold, those of ``before``."""
+    full = dict(fit)
+    for name in (n for n, t in fit.items() if role(n) in (Role.DOWN, Role.UP) and t.shape != before.get(n, t).shape):
+        slots = upload[f"{name.rpartition('.')[0]}.I"].long()
+        full[name] = before[name].clone()
+        full[name][(slots,) if role(name) is Role.DOWN else (slice(None), slots)] = fit[name]
+    return full
 
 
 def size(matrices: Mapping[str, Any]) -> float:
