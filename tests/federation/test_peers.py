@@ -170,10 +170,18 @@ def test_another_key_for_this_site_is_refused(folder: Path) -> None:
 def test_look_alikes_of_a_first_file_are_shown(folder: Path) -> None:
     spoiled(folder, lambda sites: sites.append(of("\u0455outh")))
     (folder / "north" / ACCEPTED).unlink()
-    shown = "'south' ('south') looks like '\u0455outh' ('\\u0455outh'), and is another site"
+    shown = "'\u0455outh' ('\\u0455outh') looks like 'south' ('south'), and is another site"
     assert shown in take(folder).output
     assert take(folder).exit_code == 2
     assert take(folder, "--accept").exit_code == 0
+
+
+def test_each_look_alike_has_one_line(folder: Path) -> None:
+    """A hostile server's file has many, and a line for each pair would have no end."""
+    names = [f"x{'l' * i}{'I' * (12 - i)}" for i in range(13)]
+    spoiled(folder, lambda sites: sites.extend(of(name) for name in names))
+    changes = Offered.read(folder / "north" / "peers.json", SiteKeys.read(folder / "north")).changes
+    assert sum("looks like" in change.said for change in changes) == 12
 
 
 def test_revocation_reaches_the_file_of_the_sites(folder: Path, tmp_path: Path) -> None:

@@ -144,11 +144,12 @@ def _changed(was: Enrolled, site: Enrolled) -> Iterator[Change]:
 def _alike(before: Sequence[Enrolled] | None, now: Sequence[Enrolled], own: str) -> Iterator[Change]:
     """Names that look like another of the file, of the one ``before``, or like the site's ``own``."""
     known = {site.name for site in before or ()}
-    names = {own, *known, *(site.name for site in now)}
-    for name in sorted({site.name for site in now} - known):
-        for other in sorted(names - {name}):
-            if drawn(name) == drawn(other) and (other in known or other == own or name < other):
-                yield Change(f"{name!r} ({name!a}) looks like {other!r} ({other!a}), and is another site")
+    new = {site.name for site in now} - known
+    first: dict[str, str] = {}
+    for name in sorted({own, *known, *new}, key=lambda name: (name not in known, name != own, name)):
+        other = first.setdefault(drawn(name), name)
+        if name != other and name in new:
+            yield Change(f"{name!r} ({name!a}) looks like {other!r} ({other!a}), and is another site")
 
 
 def sign(key: ec.EllipticCurvePrivateKey, text: bytes) -> bytes:
