@@ -242,6 +242,7 @@ def _masked(seen: Victims) -> Defence:
     return masked
 
 
+@pytest.mark.timeout(900)
 def test_words_are_rebuilt_from_a_bare_upload_alone(model: Path) -> None:
     """By matching, at most twice the share of chance where an upload is protected."""
     seen, noisy = victims(model, "AB", 7), victims(model, "AB", 7, private=True)
