@@ -22,7 +22,7 @@ _AGAINST = {"reader": "who reads the released model", "server": "the server too"
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What a section ``[privacy]`` promises. Its fields are keys of the section; without one it promises nothing."""
+    """The promise of a section ``[privacy]``. Its fields are keys of the section; without one it promises nothing."""
 
     adversary: Literal["reader", "server"] | None = None
     unit: Literal["client", "example"] | None = None
@@ -55,7 +55,7 @@ class Guarantee:
 
     @property
     def noise_from(self) -> NoiseFrom | None:
-        """Who adds the noise; None without differential privacy."""
+        """The party that adds the noise; None without differential privacy."""
         if self.unit is None:
             return None
         return "steps" if self.of_rows else "sites" if self.secure_aggregation else "server"
@@ -117,8 +117,8 @@ class Guarantee:
 
     @property
     def protections(self) -> tuple[str, ...]:
-        """What a site can count on, as its contract names it. Noise from a seed that the server knows is none, and
-        the server's own noise is not the site's."""
+        """The protections that a site can count on, as its contract names them. Noise from a seed that the server knows
+        is none, and the server's own noise is not the site's."""
         there = {
             "example-dp": self.draws_noise and self.noise_from == "steps",
             "client-dp": self.draws_noise and self.noise_from == "sites",
@@ -139,7 +139,7 @@ class Guarantee:
 
     @property
     def asks_of_methods(self) -> Iterator[tuple[Asked, str]]:
-        """What a method must go with, as the table of methods names it, and the key that asks for it."""
+        """The properties that a method must have, as the table of methods names it, and the key that asks for it."""
         if self.noise_from is not None:
             yield _ASKED[self.noise_from], "privacy.unit"
         if self.masks_uploads and self.noise_from != "sites":
@@ -180,7 +180,7 @@ class Guarantee:
 
     @property
     def answers(self) -> dict[str, Any]:
-        """What follows for all that a run shows, by key, as its manifest has it."""
+        """The rules for all that a run shows, by key, as its manifest has it."""
         return {
             "units": None if self.unit is None else self.units,
             "noise_from": self.noise_from,
@@ -251,7 +251,7 @@ def alike(promises: Iterable[Guarantee]) -> bool:
 
 
 def of_model(said: str | None, *, bare: str | None) -> str | None:
-    """What a model's card says of its protection; None where nothing is promised.
+    """The sentences of a model's card on its protection; None where nothing is promised.
 
     ``said``: the :func:`sentence` of its run.
     ``bare``: what is in the model that no noise reached; None if there is none.

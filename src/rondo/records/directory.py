@@ -53,7 +53,7 @@ class RunDirectory:
 
     @property
     def account(self) -> Path:
-        """What was spent, with differential privacy."""
+        """The privacy spent, with differential privacy."""
         return self.path / "privacy.jsonl"
 
     @property

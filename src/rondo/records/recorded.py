@@ -115,7 +115,7 @@ def added_up(of_runs: Iterable[Mapping[str, Any]]) -> str | None:
 
 
 def _section(of: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a record says of a promise. Published ones may be older than the key ``simulation``, and are of them."""
+    """The promise in a record. Published ones may be older than the key ``simulation``, and are of them."""
     section = of.get("privacy")
     return None if section is None else {"simulation": True, **section}
 

@@ -42,8 +42,8 @@ def join() -> None:
 
 
 def together(place: str, function: Callable[[LocalTraining], object], local: LocalTraining) -> object:
-    """What ``function``, found at ``place``, returns here, while the other processes of ``torchrun`` call it too."""
-    if not distributed.is_torchelastic_launched():
+    """Call ``function``, found at ``place``, here and in the processes that have joined, and return its result."""
+    if not (distributed.is_available() and distributed.is_torchelastic_launched() and distributed.is_initialized()):
         return function(local)
     frozen = {name: p for name, p in local.model.named_parameters() if not p.requires_grad}
     equal_in_all_processes(local.model, list(frozen))
