@@ -136,9 +136,9 @@ class Rows:
         copies = 3 if self.persons else 1
         rows: list[Row] = [Row(0, 0)] * (copies * included) + [Row(1 + k, 1 + k) for k in range(OTHERS)]
         if self.held_back:
-            config = RunConfig().model_copy(update={"data": RunConfig().data.model_copy(update=HELD_BACK)})
             names = [f"{client} {row.number}" for row in rows] if self.by_row else None
-            kept, _ = _split(str(client), [range(i, i + 1) for i in range(len(rows))], config, ROUND, names)
+            generator = ROUND.generator("split", str(client))
+            kept, _ = _split([range(i, i + 1) for i in range(len(rows))], HELD_BACK, generator, names)
             rows = [rows[i] for i in sorted(kept)]
         expected = max(1, int((self.setting.share if noise else 1.0) * len(rows)))
         train = TrainConfig(optimizer="sgd", lr=float(expected), max_grad_norm=0.0, batch_size=expected)
@@ -172,7 +172,7 @@ class Rows:
         return self.setting.bound(scores, INCLUDED)
 
 
-HELD_BACK = {"validation_fraction": 0.3}
+HELD_BACK = 0.3
 ROUND = Round(0, 1, 0, 1)
 OF_ROWS = [Setting(1, 2.0), Setting(4, 3.0), Setting(8, 0.7, 0.5)]
 BUGGY = Setting(4, 4.0)
