@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -416,6 +417,35 @@ def test_reader_that_has_gone_changes_no_exit_code(arguments: tuple[str, ...], u
     assert (done.returncode, unread.returncode) == (expected, expected)
     assert ("nothing" in done.stderr) == (expected == 2)
     assert "pipe" not in done.stderr.lower()
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "getuid") or (os.getuid() == 0 and not shutil.which("setpriv")), reason="root reads all"
+)
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (("run", "closed/run.toml"), "closed/run.toml: cannot be read: Permission denied"),
+        (("run", "rows.toml"), "data.source: 'closed/rows.csv' cannot be read: Permission denied; mend the path"),
+        (("resume", "closed/run"), "'closed/run/config.toml': Permission denied; give the user who runs this command"),
+        (("report", "closed/run"), "'closed/run': Permission denied; give the user who runs this command access to it"),
+    ],
+)
+def test_closed_folder_is_told(arguments: tuple[str, ...], fault: str, tmp_path: Path) -> None:
+    """Root, as in containers, is without the rights to read everything."""
+    (tmp_path / "closed").mkdir(mode=0)
+    (tmp_path / "rows.toml").write_text("""
+        data.source = "closed/rows.csv"
+        task = { text = "text", label = "label" }
+        partition.clients = 2
+    """)
+    code = "import sys; sys.argv[0] = 'rondo'; from rondo.cli import main; main()"
+    rights = "-dac_override,-dac_read_search"
+    bare = ["setpriv", f"--bounding-set={rights}", f"--inh-caps={rights}"] if os.getuid() == 0 else []
+    call = [*bare, sys.executable, "-c", code, *arguments]
+    done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert fault in done.stderr
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
 
 
 def test_closed_output_is_no_fault() -> None:

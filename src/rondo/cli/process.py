@@ -31,6 +31,12 @@ def user_errors() -> Iterator[None]:
     except RunStopped as error:
         print(visible(f"stopped: {error}"), file=sys.stderr)
         raise typer.Exit(FAILED) from None
+    except PermissionError as error:  # of a file or folder that a command came upon, and no check before it named
+        if error.filename is None:
+            raise
+        reason = f"{error.strerror}; give the user who runs this command access to it"
+        print(ConfigError.at(repr(error.filename), reason, "rondo"), file=sys.stderr)
+        raise typer.Exit(USER_ERROR) from None
     except Exception as error:
         if not _is_out_of_memory(error):
             raise

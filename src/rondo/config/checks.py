@@ -109,17 +109,14 @@ def missing_files(config: RunConfig) -> Iterator[Problem]:
     ['data.source']
     """
     for key, file in (("task.chat_template", config.task.chat_template), ("model.vectors", config.model.vectors)):
-        if file is not None and not Path(file).expanduser().is_file():
-            yield Problem(key, f"no such file: {file!r}; {mending(file)}")
+        if file is not None and (reason := nothing_at(file, "file")) is not None:
+            yield Problem(key, reason)
     paths = {key: getattr(config.data, key) for key in ("source", "clients_from", "test_source")}
     paths |= {f"more_tests.{name}": value for name, value in config.data.more_tests.items() if is_path(value)}
     by_client = {"clients_from"} if config.data.clients_from is None else {"clients_from", "test_source"}
     for key, value in paths.items():
-        if value is not None and is_path(value) and not exists(value):
-            yield Problem(
-                f"data.{key}",
-                f"no such file or folder: {value!r}; {mending(value)} (it is taken from the folder you work in)",
-            )
+        if value is not None and is_path(value) and (reason := nothing_at(value)) is not None:
+            yield Problem(f"data.{key}", f"{reason} (it is taken from the folder you work in)")
         elif value is not None and "*" in value and key not in by_client:
             yield Problem(
                 f"data.{key}", "one file or folder is wanted here; for one file per client use data.clients_from"
@@ -159,15 +156,16 @@ def is_path(name: str) -> bool:
     return name.startswith(("/", "./", "../", "~", _FILE)) or name.endswith(_FILE_SUFFIXES)
 
 
-def mending(path: str) -> str:
-    """The remedy for a path that leads nowhere."""
-    return f"write the path alone, without {_FILE!r}" if path.startswith(_FILE) else "mend the path"
-
-
-def exists(name: str) -> bool:
-    """Whether there is a file or folder ``name``, which may be a pattern."""
+def nothing_at(name: str, kind: str = "file or folder") -> str | None:
+    """Why no ``kind`` can be read at ``name``, which may be a pattern, with the remedy; None if one can."""
+    reason = None
     try:
         path = Path(name).expanduser()
-        return path.exists() or any(glob.iglob(str(path)))
-    except (ValueError, RuntimeError, OSError):  # a pattern or home folder that the system does not accept
-        return False
+        if path.is_file() or (kind != "file" and (path.exists() or any(glob.iglob(str(path))))):
+            return None
+    except OSError as error:  # a folder on the way that this user may not enter
+        reason = error.strerror
+    except (ValueError, RuntimeError):  # a pattern or home folder that the system does not accept
+        pass
+    found = f"no such {kind}: {name!r}" if reason is None else f"{name!r} cannot be read: {reason}"
+    return f"{found}; " + (f"write the path alone, without {_FILE!r}" if name.startswith(_FILE) else "mend the path")

@@ -15,9 +15,8 @@ from rondo.config.checks import (
     BUILTINS,
     client_checks,
     data_source,
-    exists,
     is_path,
-    mending,
+    nothing_at,
     partition_kind,
     text_form_checks,
 )
@@ -139,11 +138,8 @@ def _model_checks(config: RunConfig) -> Iterator[Problem]:
             "adapter.start_from",
             f"no adapter_config.json in {config.adapter.start_from!r}: name one that PEFT wrote",
         )
-    if is_path(config.model.name) and not exists(config.model.name):
-        yield Problem(
-            "model.name",
-            f"no such file or folder: {config.model.name!r}; {mending(config.model.name)}, or give a Hugging Face name",
-        )
+    if is_path(config.model.name) and (reason := nothing_at(config.model.name)) is not None:
+        yield Problem("model.name", f"{reason}, or give a Hugging Face name")
     builtin = (BUILTIN_MODEL, *BUILTIN_NETWORKS, LINEAR)
     if config.model.name.startswith("builtin:") and config.model.name not in builtin:
         near = difflib.get_close_matches(config.model.name, builtin, n=1) or [BUILTIN_MODEL]

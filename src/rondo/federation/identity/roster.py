@@ -18,7 +18,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from rondo.config.checks import nothing_at
 from rondo.errors import ConfigError
 from rondo.federation.identity import files
 
@@ -228,8 +228,8 @@ def request_of(site: Enrolled) -> bytes:
 def read_request(path: Path) -> Enrolled:
     """The site that a request, which anybody may have written, is for. Raises :class:`ConfigError`."""
     path = Path(path)
-    if not os.path.lexists(path):
-        raise ConfigError.at("REQUEST", f"no such file: {str(path)!r}; mend the path")
+    if (reason := nothing_at(str(path), "file")) is not None:
+        raise ConfigError.at("REQUEST", reason)
     text = files.content(path, _LARGEST_REQUEST)
     if b"PRIVATE KEY-----" in text:
         message = (

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from rondo.config.checks import nothing_at
 from rondo.errors import ConfigError
 from rondo.federation.identity import certificates, files, roster
 from rondo.federation.identity.keys import SiteKeys, about
@@ -63,8 +64,8 @@ def make(name: str, folder: Path, *, ca: Path, clients: Sequence[str] = (), serv
         host = None if server is None else certificates.host(server)
     except ValueError as error:
         raise ConfigError.at("--server", str(error)) from None
-    if not os.path.lexists(ca):
-        raise ConfigError.at("--ca", f"no such file: {str(ca)!r}; mend the path")
+    if (reason := nothing_at(str(ca), "file")) is not None:
+        raise ConfigError.at("--ca", reason)
     authority = certificates.pem(certificates.read_authority(ca))
     _make_folder(folder)
     with files.alone(folder):

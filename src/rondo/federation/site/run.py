@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rondo.config.checks import is_path, no_seconds, text_form_checks
+from rondo.config.checks import is_path, no_seconds, nothing_at, text_form_checks
 from rondo.data.files.room import Room
 from rondo.data.files.tables import Rows
 from rondo.data.sources import client_rows, read_rows
@@ -69,8 +69,8 @@ class SiteSetup:
         problems = []
         if (reason := no_seconds(self.wait)) is not None:
             problems.append(Problem("--wait", reason))
-        if self.model is not None and is_path(self.model) and not Path(self.model).expanduser().exists():
-            problems.append(Problem("--model", f"no such file or folder: {self.model!r}; mend the path"))
+        if self.model is not None and is_path(self.model) and (reason := nothing_at(self.model)) is not None:
+            problems.append(Problem("--model", reason))
         if (reason := durable.no_folder(self.folder)) is not None:
             problems.append(Problem("--state", f"{str(self.folder)!r} cannot be made: {reason}; name another folder"))
         try:
@@ -250,8 +250,8 @@ def clients_in(data: Path, room: Room) -> Mapping[str, Rows]:
     """The rows of a file, or of each file in a folder. Raises :class:`ConfigError`."""
     if problems := list(text_form_checks(room.form.separator, room.form.encoding, room.form.keys)):
         raise ConfigError(problems)
-    if not data.exists():
-        raise ConfigError.at("DATA", f"no such file or folder: {str(data)!r}; mend the path")
+    if (reason := nothing_at(str(data))) is not None:
+        raise ConfigError.at("DATA", reason)
     if data.is_file():
         return {data.stem: read_rows(data, "DATA", room)}
     return client_rows(str(data), "DATA", room)
@@ -259,8 +259,8 @@ def clients_in(data: Path, room: Room) -> Mapping[str, Rows]:
 
 def _rows(data: Path, clients: Sequence[str], key: str, room: Room) -> Mapping[str, Rows]:
     """The rows of each client. Raises :class:`ConfigError` under ``key``."""
-    if not data.exists():
-        raise ConfigError.at(key, f"no such file or folder: {str(data)!r}; mend the path")
+    if (reason := nothing_at(str(data))) is not None:
+        raise ConfigError.at(key, reason)
     if len(clients) == 1 and data.is_file():
         return {clients[0]: read_rows(data, key, room)}
     if data.is_file():
