@@ -13,7 +13,7 @@ counted from the end.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar, cast
 
@@ -190,8 +190,7 @@ class FitOptions:
     lr: float | None
     """The learning rate; None is the run's in this round."""
     project: Projection
-    """Applied after every step. APFL's adaptive share is kept within 0 and 1 by it: a limit within the objective would
-    be another method, whose gradient is zero beyond the limit."""
+    """Applied after every step, as the limits of APFL's share: in the objective, the gradient beyond one would be 0."""
 
 
 class Trainer(ABC):
@@ -324,8 +323,8 @@ class Algorithm(ABC, Generic[S]):
 
     @property
     def linear(self) -> bool:
-        """Whether the server needs only the weighted sum of the uploads. Where clients have ranks of their own, it is
-        the sum of the expanded uploads, so the server must see each one. Default: ``aggregate`` is not overridden."""
+        """Whether the server needs only the weighted sum of the uploads, expanded where ranks differ. Default:
+        ``aggregate`` is not overridden."""
         return type(self).aggregate is Algorithm.aggregate
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> S:
@@ -346,9 +345,12 @@ class Algorithm(ABC, Generic[S]):
         has begun. Default: None, no round does."""
         return None
 
+    def starting(self, state: S, round: Round) -> Collection[str] | None:
+        """The ids of the clients that start in ``round``. Default: None, the run's sampling draws them."""
+        return None
+
     def broadcast(self, state: S, client: Client, round: Round) -> Shared:
-        """Everything ``client`` must know this round. The transport sends only the part that the client lacks. Default:
-        the state's ``params``, and the base's change of a :class:`BaseState`."""
+        """Everything ``client`` must know this round; what it has is not sent. Default: all that the state shares."""
         return Shared(state.params, state.base) if isinstance(state, BaseState) else Shared(state.params)
 
     def local_init(self, shared: Shared, client: Client) -> Params:
@@ -361,8 +363,7 @@ class Algorithm(ABC, Generic[S]):
         that the clients keep."""
 
     def adapt(self, shared: Shared, local: Params, trainer: Trainer) -> Params:
-        """The tensors of the trainer's K new clients, ``local`` (client axis on every tensor), fitted to their rows
-        with everything shared frozen. A client without tensors of its own has nothing to fit."""
+        """The tensors ``local`` (client axis) of the trainer's K new clients, fitted to their rows, all else frozen."""
         if not local:
             return {}
         # A forward pass in training updates statistics in place: give it copies.
@@ -371,8 +372,8 @@ class Algorithm(ABC, Generic[S]):
         return trainer.fit(local, objective=lambda p, loss: loss(self.view(frozen, p))).params
 
     def expand(self, state: S, upload: Upload) -> Upload:
-        """``upload`` in the server's coordinates, where all uploads have the same names and shapes. Default: the
-        factors of a client with its own rank are padded with zeros to the server's."""
+        """``upload`` in the server's coordinates, in which all have the same names and shapes. Default: factors of a
+        client with its own rank are padded with zeros."""
         if upload.client.rank is None:
             return upload
         return replace(upload, params=pad_rank(upload.params, state.params))
@@ -387,8 +388,7 @@ class Algorithm(ABC, Generic[S]):
         return replace(state, params=new)  # type: ignore[type-var]
 
     def aggregate(self, state: S, uploads: Iterable[Upload], round: Round) -> S:
-        """The next state, from individual uploads. Overriding it makes the algorithm non-linear, unless ``linear`` is
-        overridden too."""
+        """The next state, from single uploads. Overriding it, and not ``linear``, makes the algorithm non-linear."""
         return self.finish(state, weighted_mean(self.expand(state, u) for u in uploads), round)
 
     def measures(self, state: S) -> Mapping[str, float]:

@@ -58,6 +58,7 @@ TABLE = (
         "--alpaca DATA/alpaca/train.parquet --humaneval DATA/humaneval/test.parquet --max-new-tokens 2",
         MODEL,
     ),
+    Smallest("late_clients", "--rounds 1 --out out.json --picture late.png", DEMO),
     Smallest("letters", needs=("flwr",)),
     Smallest("linear", "--draws 2 --out out.json --set rounds=4"),
     Smallest("long_rows", "--tokens 16 --rounds 1 --settings plain checkpointing", MODEL),

@@ -45,6 +45,7 @@ SECTIONS: Mapping[Option, dict[str, Any]] = {
     "client scores": {"evaluation": {"clients_every": 1}},
     "rounding": {"compression": {"kind": "rounding", "bits": 4}},
     "top-k": {"compression": {"kind": "top-k"}},
+    "buffered rounds": {"clients": {"mode": "buffered", "buffer": 2}},
 }
 """The sections that ask for each option."""
 
@@ -56,6 +57,7 @@ OF_SUMS: tuple[Option, ...] = (
     "server optimizer",
     "rounding",
     "top-k",
+    "buffered rounds",
 )
 
 

@@ -27,17 +27,18 @@ Option: TypeAlias = Literal[
     "client scores",
     "rounding",
     "top-k",
+    "buffered rounds",
 ]
 """Options: the server opens the sum of uploads alone; differential privacy of clients, by noise of the server or of the
 sites in a masked sum, or of examples (``[privacy]``); robust rules that choose or scale uploads, and those that make a
 mean; ``[server]``; ``clients.ranks``; ``model.head = "local"``; ``evaluation.diagnostics_every``;
-``evaluation.clients_every``; both kinds of ``[compression]``."""
+``evaluation.clients_every``; both kinds of ``[compression]``; ``clients.mode = "buffered"``."""
 
 OPTIONS: tuple[Option, ...] = get_args(Option)
 """Every :data:`Option`, in its order."""
 
 _PACKED: tuple[Option, ...] = ("rounding", "top-k")
-_OF_MEANS: tuple[Option, ...] = ("secure aggregation", "client DP", "server optimizer", *_PACKED)
+_OF_MEANS: tuple[Option, ...] = ("secure aggregation", "client DP", "server optimizer", *_PACKED, "buffered rounds")
 _LOST = "numbers that a client held back mean nothing"
 
 
@@ -78,16 +79,24 @@ def _of_sums(traits: Traits, linear: bool) -> dict[Option, str]:
         reasons |= dict.fromkeys(_PACKED, "an upload's weight follows from its tensors, and packed ones have another")
     elif traits.form == "chosen":
         reasons |= dict.fromkeys(_PACKED, "an upload holds some slots of the factors, and packing takes whole tensors")
+    if traits.form == "chosen":
+        reasons["buffered rounds"] = "an upload holds some slots of the factors, which later factors may have elsewhere"
     if traits.server == "other":
-        reasons.setdefault("top-k", f"its server puts what it gets into other coordinates, where {_LOST}")
+        other = "its server puts what it gets into other coordinates, where"
+        reasons.setdefault("top-k", f"{other} {_LOST}")
+        reasons["buffered rounds"] = f"{other} the change of an older model means nothing"
         reasons["server optimizer"] = (
             "its server puts what it gets into other coordinates than what it sent, so the difference is no direction "
             "to step in"
         )
     elif traits.server == "restart":
         reasons.setdefault("top-k", f"its server starts factors anew, and to them {_LOST}")
+        reasons["buffered rounds"] = (
+            "its server starts factors anew, and to them the change of older ones means nothing"
+        )
     elif traits.server == "step":
         reasons["server optimizer"] = "it defines its server's step itself, so no optimizer can take its place"
+        reasons["buffered rounds"] = "it defines its server's step itself, for the uploads of one model"
     return reasons
 
 

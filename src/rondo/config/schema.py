@@ -78,6 +78,14 @@ class ClientsConfig(Section):
     bytes_budget: Positive | Annotated[list[Positive], Field(min_length=1)] | None = None
     """In place of ``ranks``, bytes for all clients or per client: the largest rank whose upload per round fits, without
     the head."""
+    mode: Literal["rounds", "buffered"] = "rounds"
+    """``"buffered"``: no round waits for its clients. ``per_round`` of them train at any time, by a simulated clock,
+    and the server steps after every ``buffer`` uploads."""
+    buffer: Positive | None = None
+    """Uploads per step of the server, with ``mode = "buffered"``."""
+    staleness: Annotated[float, Field(ge=0)] = 0.5
+    """The exponent a of the factor (1 + t)^-a, by which a buffered upload counts less after t steps of the server; 0
+    counts all alike."""
 
 
 class AdmissionConfig(Section):
@@ -118,7 +126,8 @@ class FaultsConfig(Section):
     hang: FaultSpec = 0.0
     """The client never finishes; it is lost even without a deadline."""
     slow: FaultSpec = 0.0
-    """The client takes ``slow_factor`` times as long. Needs ``clients.deadline`` or ``clients.over_select``."""
+    """The client takes ``slow_factor`` times as long. Needs ``clients.deadline``, ``clients.over_select`` or buffered
+    rounds."""
     out_of_memory: FaultSpec = 0.0
     """The client's training runs out of memory, and its cohort is halved."""
     nonfinite_loss: FaultSpec = 0.0
@@ -134,7 +143,8 @@ class FaultsConfig(Section):
     slow_factor: Annotated[float, Field(gt=1)] = 10.0
     """Time of a slow client over that of any other."""
     seconds_per_example: Annotated[float, Field(gt=0)] = 1.0
-    """Simulated time per training example, by which ``clients.deadline`` and ``clients.over_select`` go."""
+    """Simulated time per training example, by which ``clients.deadline``, ``clients.over_select`` and buffered rounds
+    go."""
 
 
 class ServerConfig(Section):

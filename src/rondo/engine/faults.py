@@ -53,12 +53,13 @@ class Rehearsal:
         chosen = self.transport.expected(clients, round, failed)
         faults, options = self.config.faults, self.config.clients
         kinds = {c.id: fault_of(faults, c, round) for c in clients}
+        paces = {c.id: pace_of(self.config, c, round) for c in clients}
         wanted = options.per_round if options.over_select and options.per_round else len(clients)
         lost = dict(chosen.lost)
         asked: set[str] = set()
         spoiled: dict[FaultKind, list[Client]] = {kind: [] for kind in SPOILED}
-        for client in sorted(chosen.asked, key=lambda c: (self._seconds(c, kinds[c.id]), _place(c, round), c.id)):
-            kind, seconds = kinds[client.id], self._seconds(client, kinds[client.id])
+        for client in sorted(chosen.asked, key=lambda c: (*paces[c.id], c.id)):
+            kind, seconds = kinds[client.id], paces[client.id][0]
             if kind in _DETAIL and not (kind == "hang" and options.deadline is not None):
                 lost[client.id] = ClientFailed(client.id, kind, _DETAIL[kind])
             elif options.deadline is not None and seconds > options.deadline:
@@ -108,13 +109,6 @@ class Rehearsal:
         for place in torch.randint(0, 8 * len(data), (16,), generator=generator).tolist():
             damaged[place // 8] ^= 1 << place % 8
         return bytes(damaged)
-
-    def _seconds(self, client: Client, kind: FaultKind | None) -> float:
-        """Simulated seconds that a client's training takes."""
-        if kind == "hang":
-            return math.inf
-        usual = self.config.faults.seconds_per_example * _examples(self.config.train, client)
-        return usual * self.config.faults.slow_factor if kind == "slow" else usual
 
 
 def in_training(config: FaultsConfig) -> Callable[[CohortTrainer], Trainer]:
@@ -185,13 +179,18 @@ def fault_of(config: FaultsConfig, client: Client, round: Round) -> FaultKind | 
     return None
 
 
+def pace_of(config: RunConfig, client: Client, round: Round) -> tuple[float, float]:
+    """The simulated seconds that a client's training takes, and a random number that breaks ties between clients that
+    take equally long."""
+    kind, faults = fault_of(config.faults, client, round), config.faults
+    seconds = faults.seconds_per_example * _examples(config.train, client)
+    seconds *= math.inf if kind == "hang" else faults.slow_factor if kind == "slow" else 1
+    tie = torch.rand((), generator=round.attempt_generator("arrival", client.id), dtype=torch.float64)
+    return seconds, float(tie)
+
+
 def _examples(train: TrainConfig, client: Client) -> int:
     """The number of examples that a client trains on in a round, with repetitions."""
     if train.local_steps is not None:
         return train.local_steps * min(train.batch_size, client.num_examples)
     return (train.local_epochs or 1) * client.num_examples
-
-
-def _place(client: Client, round: Round) -> float:
-    """A random number that breaks ties between clients that take equally long."""
-    return float(torch.rand((), generator=round.attempt_generator("arrival", client.id), dtype=torch.float64))

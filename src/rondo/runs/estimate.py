@@ -31,7 +31,7 @@ class Estimate:
     clients: int
     """Clients in the population."""
     per_round: int
-    """Clients in the first round."""
+    """Clients in the first round, or uploads in a buffered one."""
     steps: float
     """Steps of the longest client of a cohort, in the mean over the cohorts of the first round."""
     up: float
@@ -82,7 +82,7 @@ def estimate(config: Source | os.PathLike[str], device: str = "auto") -> Estimat
     return Estimate(
         rounds=full.rounds,
         clients=len(assembly.population.members),
-        per_round=len(chosen),
+        per_round=full.clients.buffer or len(chosen),
         steps=steps,
         up=totals(records)["bytes"]["up_per_client_round"],
         down=longer[-1]["bytes_down"] / max(1, longer[-1]["sampled"]),

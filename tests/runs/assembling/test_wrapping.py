@@ -21,7 +21,7 @@ HEAD, BODY, BUFFER = "head:out.weight", "first.weight", "buffer:first.mean"
 def wrap(name: str, *tensors: str, **model: Any) -> tuple[Any, HeadPolicy | None, set[str]]:
     config = load({"algorithm": {"name": name}, "model": model, "train": {"what": "all"}})
     initial = {n: torch.zeros(2) for n in tensors}
-    algorithm, policy, kept = wrapped(config, make_algorithm(config), initial)
+    algorithm, policy, kept = wrapped(config, make_algorithm(config), initial, ())
     return algorithm, policy, set(kept)
 
 

@@ -121,14 +121,43 @@ def _client_checks(config: RunConfig) -> Iterator[Problem]:
         yield Problem("clients.min_clients", message)
     if clients.over_select and clients.per_round is None:
         yield Problem("clients.over_select", "it goes beyond clients.per_round, which is not set: set both or neither")
+    yield from _buffer_checks(config)
     if config.admission.clip and config.admission.max_norm is None:
         yield Problem("admission.clip", "there is nothing to clip to: set admission.max_norm too")
     least = 2 * config.robust.byzantine + 1
-    if config.robust.rule != "none" and clients.min_clients < least:
-        message = f"robust.byzantine = {config.robust.byzantine} of {clients.min_clients} uploads may be half or more"
-        yield Problem("clients.min_clients", f"{message}: raise it to {least} or lower robust.byzantine")
+    key, uploads = ("min_clients", clients.min_clients) if clients.buffer is None else ("buffer", clients.buffer)
+    if config.robust.rule != "none" and uploads < least:
+        message = f"robust.byzantine = {config.robust.byzantine} of {uploads} uploads may be half or more"
+        yield Problem(f"clients.{key}", f"{message}: raise it to {least} or lower robust.byzantine")
     if config.simulation.workers is not None and config.simulation.engine != "ray":
         yield Problem("simulation.workers", "only engine = 'ray' has workers: set simulation.engine, or remove it")
+
+
+def _buffer_checks(config: RunConfig) -> Iterator[Problem]:
+    """Rounds that wait for no client."""
+    clients = config.clients
+    if clients.mode == "rounds":
+        if clients.buffer is not None:
+            yield Problem("clients.buffer", 'only mode = "buffered" has one: set clients.mode, or remove it')
+        return
+    if clients.buffer is None:
+        yield Problem("clients.buffer", 'mode = "buffered" needs it: set it, for instance buffer = 10')
+    at_once = clients.per_round or config.partition.clients
+    if clients.buffer is not None and at_once is not None and clients.buffer > at_once:
+        message = f"above the {at_once} clients that train at once, so a step would wait for all of them: lower it"
+        yield Problem("clients.buffer", message)
+    for key, there, reason in (
+        ("sampling", clients.sampling in ("poisson", "weighted"), "a client that is done makes room for any other"),
+        ("deadline", clients.deadline is not None, "no upload comes too late"),
+        ("over_select", clients.over_select > 0, "no upload comes too late"),
+        ("min_clients", clients.min_clients > 1, "a step takes clients.buffer uploads"),
+        ("ranks", clients.ranks is not None, "a change of part of the factors is not defined"),
+        ("bytes_budget", clients.bytes_budget is not None, "a change of part of the factors is not defined"),
+        ("mode", config.guarantee.promises, "which uploads count would depend on the clients' speed"),
+        ("mode", config.compression.kind != "none", "packed uploads are read beside the model that was sent last"),
+    ):
+        if there:
+            yield Problem(f"clients.{key}", f'with mode = "buffered" {reason}: remove it')
 
 
 def _model_checks(config: RunConfig) -> Iterator[Problem]:
@@ -209,8 +238,10 @@ def _fault_checks(config: RunConfig) -> Iterator[Problem]:
             f"the probabilities of {', '.join(rates)} sum to {sum(rates.values()):g}: a client has one fault per round"
         )
         yield Problem("faults", f"{message}, so lower them to 1 or less in all")
-    if faults.slow and config.clients.deadline is None and not config.clients.over_select:
-        yield Problem("faults.slow", "slow clients are waited for: set clients.deadline or clients.over_select")
+    clients = config.clients
+    if faults.slow and clients.deadline is None and not clients.over_select and clients.mode == "rounds":
+        message = 'slow clients are waited for: set clients.deadline, clients.over_select or clients.mode = "buffered"'
+        yield Problem("faults.slow", message)
 
 
 def _rank_checks(config: RunConfig) -> Iterator[Problem]:

@@ -57,6 +57,11 @@ _KEYS = {
         ("fp16", "bf16", "tf32", "fp16_full_eval", "bf16_full_eval"), 'train.precision = "fast" or "exact"'
     ),
     **dict.fromkeys(("seed", "data_seed"), "seed, above all sections"),
+    **dict.fromkeys(
+        ("async", "asynchronous", "async_aggregation", "async_mode", "server.mode"), 'clients.mode = "buffered"'
+    ),
+    "buffer_size": "clients.buffer",
+    "max_staleness": "clients.staleness, by which old uploads count less",
 }
 """Keys to write in place of a word."""
 
@@ -123,13 +128,6 @@ _NONE = {
         "nothing is sent to a hub: the folder adapter of a run is what PEFT loads",
     ),
     "loraplus_lr_embedding": "embeddings have no factors",
-    **dict.fromkeys(
-        (
-            *("async", "asynchronous", "async_aggregation", "async_mode", "staleness", "max_staleness", "buffer_size"),
-            *("clients.mode", "server.mode"),
-        ),
-        "a round combines the uploads of one model, so that its result does not depend on the order of their arrival",
-    ),
 }
 """The reason why there is no key for a word."""
 

@@ -61,7 +61,7 @@ class Server:
         without it.
         """
         started, round = time.perf_counter(), self.round(attempt)
-        chosen = self.sum.sample(self._able(round), round)
+        chosen = self._chosen(round)
         context = RoundContext(
             algorithm=self.algorithm,
             state=self.state,
@@ -90,6 +90,13 @@ class Server:
             held = gathered.exchange.held
             record["diagnostics"] = diagnose(self.algorithm, self.sites, before, self.state, held, round, self.initial)
         return record
+
+    def _chosen(self, round: Round) -> Sequence[Client]:
+        """The clients that start in ``round``, by the method or, as a rule, by the run's sampling."""
+        starting = self.algorithm.starting(self.state, round)
+        if starting is None:
+            return self.sum.sample(self._able(round), round)
+        return sorted((c for c in self.clients if c.id in starting), key=lambda c: c.id)
 
     def _gathered(self, chosen: Sequence[Client], context: RoundContext) -> _Gathered:
         """Exchange with the ``chosen`` clients, again without the failed ones while these change the others' bits."""
@@ -177,7 +184,10 @@ class Server:
         return self.clients if self.rows is None else self.rows.able(self.algorithm, self.state, self.clients, round)
 
     def _diagnosed(self, round: Round) -> bool:
-        every = 0 if self.config.guarantee.hides_uploads else self.config.evaluation.diagnostics_every
+        """A buffered round aggregates uploads of several models, of which these numbers know one."""
+        every = self.config.evaluation.diagnostics_every
+        if self.config.guarantee.hides_uploads or self.config.clients.mode == "buffered":
+            every = 0
         return every > 0 and ((round.attempt + 1) % every == 0 or round.attempt + 1 == round.total)
 
 

@@ -58,6 +58,7 @@ def check(config: RunConfig) -> None:
         ("data.more_tests", bool(more) and not all(map(is_path, more)), "the server has files, and no splits"),
         ("data.more_tests", bool(more) and config.data.test_source is None, "they stand beside data.test_source"),
         ("clients.sampling", config.clients.sampling == "weighted", "sizes of sites that are away are not known"),
+        ("clients.mode", config.clients.mode == "buffered", "rounds are buffered in a simulation"),
         ("faults", config.faults != FaultsConfig(), "faults are rehearsed in a simulation"),
         ("problem", config.task.kind == "linear", "rows of a linear problem are drawn in a simulation"),
     ):

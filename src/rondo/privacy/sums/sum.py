@@ -44,7 +44,7 @@ class SingleUploads:
 
     @property
     def least(self) -> int:
-        return self.config.min_clients
+        return 0 if self.config.mode == "buffered" else self.config.min_clients
 
     @property
     def faults(self) -> tuple[type[Exception], ...]:
@@ -55,7 +55,10 @@ class SingleUploads:
         return sample(self.config, clients, round)
 
     def total(self, algorithm: Algorithm[Any], state: Any, uploads: Iterable[Upload], round: Round) -> Any:
-        """The next state; ``state`` without uploads, since an algorithm needs one at least."""
+        """The next state; ``state`` without uploads, since an algorithm needs one at least, except where earlier ones
+        are on their way."""
+        if self.config.mode == "buffered":
+            return algorithm.aggregate(state, uploads, round)
         arriving = iter(uploads)
         first = next(arriving, None)
         if first is None:

@@ -93,7 +93,7 @@ def assemble(
                 population = population.with_ranks(dict(zip(dealt.rows, ranks, strict=True)))
             del dealt  # torch.fx keeps the frames beneath its first import alive until the collector runs
         _must_train(config, algorithm, model)
-        algorithm, head_policy, initial = wrapped(config, algorithm, model.network.initial)
+        algorithm, head_policy, initial = wrapped(config, algorithm, model.network.initial, population.clients)
         if head_policy == "frozen":
             model.network.freeze_head()
         if config.train.checkpointing:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from rondo import algorithms
-from rondo.algorithm import Algorithm, HeadPolicy
+from rondo.algorithm import Algorithm, Client, HeadPolicy
 from rondo.algorithms.compatible import Option, refused
 from rondo.algorithms.table import RULES
+from rondo.algorithms.wrappers.buffered import Buffered
 from rondo.algorithms.wrappers.compressed import Compressed, Packing, Rounding, TopK
 from rondo.algorithms.wrappers.local import Local, SharedHead
 from rondo.algorithms.wrappers.principal_start import PrincipalStart
@@ -18,6 +20,7 @@ from rondo.config.checks import data_source
 from rondo.config.inputs import LINEAR
 from rondo.config.schema import RunConfig, ServerConfig
 from rondo.config.section import CompressionConfig
+from rondo.engine.faults import pace_of
 from rondo.errors import ConfigError, Problem
 from rondo.params import Params, Role, Select, buffer, everything, head, nothing, pick
 
@@ -38,7 +41,7 @@ def make_algorithm(config: RunConfig) -> Algorithm[Any]:
 
 
 def wrapped(
-    config: RunConfig, algorithm: Algorithm[Any], initial: Params
+    config: RunConfig, algorithm: Algorithm[Any], initial: Params, clients: Sequence[Client]
 ) -> tuple[Algorithm[Any], HeadPolicy | None, Params]:
     """``algorithm`` with its wrappers; the head policy (None without a head); the tensors of ``initial`` that clients
     train."""
@@ -60,6 +63,11 @@ def wrapped(
         algorithm = ServerStep(algorithm, _server_optimizer(config.server))
     if config.robust.rule != "none":
         algorithm = Robust(algorithm, config.robust.rule, config.robust.byzantine)
+    options = config.clients
+    if options.mode == "buffered" and options.buffer is not None:
+        at_once = options.per_round or len(clients)
+        pace = partial(pace_of, config)
+        algorithm = Buffered(algorithm, tuple(clients), at_once, options.buffer, options.staleness, pace)
     return algorithm, policy, initial
 
 
@@ -135,6 +143,8 @@ def _asked(config: RunConfig, algorithm: Algorithm[Any]) -> Iterator[tuple[Optio
         yield option, key, elsewhere
     if config.compression.kind != "none":
         yield config.compression.kind, "compression.kind", otherwise
+    if config.clients.mode == "buffered":
+        yield "buffered rounds", "clients.mode", 'set it to "rounds", or take another method (rondo list --compat)'
     if config.model.head == "local":
         yield "local head", "model.head", 'set it to "shared", or take another method (rondo list --compat)'
 
