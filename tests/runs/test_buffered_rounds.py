@@ -63,6 +63,14 @@ def test_slow_client_holds_nobody_up(config: dict[str, Any], tmp_path: Path) -> 
     assert (starting[0], max(starting[1:])) == (4, 3)  # the third starts while a buffer fills
 
 
+def test_clock_is_no_score(config: dict[str, Any], tmp_path: Path) -> None:
+    """Without test rows methods are compared by the scores at the clients, and not by what they measure themselves."""
+    data = {**config["data"], "test_source": None, "validation_fraction": 0.25}
+    late = {**config, "rounds": 2, "clients": BUFFERED, "data": data}
+    compared = rondo.compare(["fedit"], late, out=tmp_path / "out", device="cpu")
+    assert {run["curve_of"] for run in compared.runs} == {"accuracy"}
+
+
 @pytest.mark.parametrize(
     ("changes", "key", "reason"),
     [

@@ -104,7 +104,8 @@ class Buffered(StateWrapper[BufferedState]):
         return BufferedState(inner, clock, sum(ages) / len(ages), tuple(map(tuple, later)))
 
     def measures(self, state: BufferedState) -> Mapping[str, float]:
-        own = {"simulated_seconds": state.clock, "staleness": state.staleness}
+        """Those of the wrapped algorithm and, after the first step, the clock and the mean age of its uploads."""
+        own = {"simulated_seconds": state.clock, "staleness": state.staleness} if state.clock else {}
         return {**self.algorithm.measures(state.inner), **own}
 
     def _starts(self, state: BufferedState, round: Round) -> dict[str, tuple[float, float]]:

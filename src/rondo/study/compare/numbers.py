@@ -178,7 +178,9 @@ def numbers(variant: Variant, run_dir: Path, question: Question, *, at_clients: 
     )
     measures = summary["measures"]["after"]
     on_test = test is not None and not (at_clients and own_rows is not None)
-    measure = None if test is not None else _first(summary["measures"]["before"], measures)
+    measure = _first(summary["measures"]["before"], measures)
+    if test is not None or (own_rows is not None and measure not in summary["measures"]["before"]):
+        measure = None  # a method's own number, such as the error of its sketch, is no score
     kinds = TEST_KINDS if on_test else OWN_KINDS
 
     def value(record: Mapping[str, Any]) -> Any:
