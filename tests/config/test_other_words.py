@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 
 import pytest
 import transformers
@@ -42,9 +43,26 @@ def test_every_key_of_transformers_trainer_is_taken_or_explained() -> None:
     assert theirs - WORDS == set()
 
 
-def test_every_key_of_trls_supervised_trainer_is_taken_or_explained() -> None:
-    trl = pytest.importorskip("trl")
-    assert {field.name for field in dataclasses.fields(trl.SFTConfig)} - WORDS == set()
+KEYS = Path(__file__).with_name("trainer_keys.txt").read_text(encoding="utf-8").split()
+"""Keys of TRL 1.16.0 (SFTConfig, DPOConfig, RewardConfig) and of sentence-transformers 6.2.0, without those of
+transformers."""
+
+
+def test_every_key_of_trl_and_sentence_transformers_is_taken_or_explained() -> None:
+    assert {*KEYS} - WORDS == set()
+
+
+@pytest.mark.parametrize(
+    ("library", "classes"),
+    [
+        ("trl", ["SFTConfig", "DPOConfig", "RewardConfig"]),
+        ("sentence_transformers", ["SentenceTransformerTrainingArguments"]),
+    ],
+)
+def test_list_of_keys_is_that_of_the_library(library: str, classes: list[str]) -> None:
+    module = pytest.importorskip(library)
+    theirs = {field.name for name in classes for field in dataclasses.fields(getattr(module, name))}
+    assert theirs - {field.name for field in dataclasses.fields(transformers.TrainingArguments)} <= {*KEYS}
 
 
 def test_rounding_that_is_not_taken_has_a_reason() -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 _KEYS = {
     "learning_rate": "train.lr",
     **dict.fromkeys(("loraplus_lr_ratio", "loraplus", "lora_plus", "use_loraplus"), "train.lr_ratio"),
+    "learning_rate_mapping": "train.lr_ratio, the rate of B over that of all other tensors",
     **{word: f"train.{word}" for word in ("weight_decay", "max_grad_norm", "packing")},
     **dict.fromkeys(("per_device_train_batch_size", "train_batch_size"), "train.batch_size"),
     "micro_batch_size": "train.micro_batch",
+    "loss_type": "task.loss_type, for preferences alone",
+    **{word: f"task.{word}, for preferences" for word in ("beta", "label_smoothing")},
     **dict.fromkeys(
         ("per_device_eval_batch_size", "eval_batch_size", "eval_accumulation_steps", "eval_packing"),
         "evaluation.batch_size",
@@ -27,6 +30,7 @@ _KEYS = {
     ),
     **dict.fromkeys(("sample_packing", "packing_strategy", "padding_free"), "train.packing"),
     **dict.fromkeys(("max_length", "max_seq_length", "max_seq_len", "sequence_len"), "task.max_length"),
+    "prompts": "task.prompt for answers; of an embedding, write the words into the texts, columns such as task.anchor",
     "truncation_mode": "task.max_length, to which rows are cut at their end",
     "dataset_text_field": "task.text",
     **dict.fromkeys(
@@ -86,7 +90,14 @@ _TOLD = (
 _SCORED = (
     *("include_for_metrics", "prediction_loss_only", "batch_eval_metrics", "eval_do_concat_batches", "eval_on_start"),
 )
-_OF_LOSSES = ("label_smoothing_factor", "loss_type", "neftune_noise_alpha", "router_aux_loss_coef")
+_OF_LOSSES = (
+    *("label_smoothing_factor", "neftune_noise_alpha", "router_aux_loss_coef", "center_rewards_coefficient"),
+    *("f_divergence_type", "f_alpha_divergence_coef", "discopop_tau", "ld_alpha", "use_weighting", "loss_weights"),
+)
+_OF_REFERENCES = (
+    *("precompute_ref_log_probs", "precompute_ref_batch_size"),
+    *("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"),
+)
 _KERNELS = (
     *("torch_compile", "torch_compile_backend", "torch_compile_mode", "use_liger_kernel", "liger_kernel_config"),
     *("torch_empty_cache_steps", "pad_to_multiple_of", "use_cache"),
@@ -116,6 +127,16 @@ _NONE = {
     **dict.fromkeys(_DATALOADER, "rows are read once, and batches made in the process that trains, of all rows"),
     **dict.fromkeys(_SCORED, "a task has its scores, the first of them before training"),
     **dict.fromkeys(_OF_LOSSES, "the loss is the task's: another is a class of yours in task.kind, or train.trainer"),
+    **dict.fromkeys(
+        _OF_REFERENCES,
+        "the reference is the model with its adapter switched off, and its log-probabilities are computed once a row",
+    ),
+    "disable_dropout": "the base's dropout is off, and that of factors is adapter.lora_dropout",
+    **dict.fromkeys(
+        ("batch_sampler", "multi_dataset_batch_sampler"),
+        "a client's rows are drawn without replacement, and a text that equals a row's positive is never its negative",
+    ),
+    "router_mapping": "all texts go through one model",
     **dict.fromkeys(_KERNELS, "Rondo chooses how a model is computed"),
     **dict.fromkeys(_NUMBERS, "optimizers and schedules have no other numbers: train.trainer takes code of yours"),
     **dict.fromkeys(("eos_token", "pad_token"), "tokens are those of the tokenizer's own files"),
