@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 
 import datasets
 import pytest
 
-from rondo.data.files.formats import of_columns, read_file
+from rondo.data.files.columns import of_columns
+from rondo.data.files.formats import read_file
+from rondo.data.files.listing import Listing
 from rondo.data.files.room import Room
 
 TEXT = """-DOCSTART- -X- O
@@ -26,7 +29,9 @@ def test_sentences_are_rows(tmp_path: Path) -> None:
     (tmp_path / "a.conll").write_text(TEXT)
     with gzip.open(tmp_path / "b.iob2.gz", "wt") as file:
         file.write(TEXT.replace("\n", "\r\n"))
-    for name in ("a.conll", "b.iob2.gz"):
+    (tmp_path / "c.txt").write_text(TEXT)
+    (tmp_path / "b.txt.gz").write_bytes((tmp_path / "b.iob2.gz").read_bytes())
+    for name in ("a.conll", "b.iob2.gz", "c.txt", "b.txt.gz"):
         rows = read_file(tmp_path / name, Room())
         assert list(rows) == [
             {"tokens": ["EU", "rejects"], "column2": ["NNP", "VBZ"], "tags": ["B-ORG", "O"]},
@@ -39,6 +44,18 @@ def test_tabs_and_a_separator_of_ones_own() -> None:
     assert of_columns("New York\tB-LOC\nis\tO\n", None)[0] == [{"tokens": ["New York", "is"], "tags": ["B-LOC", "O"]}]
     assert of_columns("a\u2028b\tO\r\n", None)[0] == [{"tokens": ["a\u2028b"], "tags": ["O"]}]
     assert of_columns("New York|B-LOC\n", "|")[0] == [{"tokens": ["New York"], "tags": ["B-LOC"]}]
+
+
+def test_text_files_of_a_folder_are_read_if_their_lines_end_in_tags(tmp_path: Path) -> None:
+    (tmp_path / "north.txt").write_text(TEXT + "broken\n")
+    (tmp_path / "README.txt").write_text("Notes of ward B-2\nblood group O\n\nsee the other file\nand this\n")
+    (tmp_path / "pos.txt").write_text("EU NNP\nrejects VBZ\n")
+    (tmp_path / "lost.txt").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "torn.txt.gz").write_bytes(gzip.compress(TEXT.encode() * 99)[:40])
+    found = Listing.of(tmp_path.iterdir())
+    assert [file.name for file in found.rows] == ["north.txt"], "a line without a tag is an error of its own"
+    assert "'pos.txt' (lines without tags such as O and B-PER" in found.unread()
 
 
 @pytest.mark.parametrize(

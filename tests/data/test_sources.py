@@ -106,8 +106,8 @@ def test_text_of_a_megabyte_is_read(write: Write, name: str) -> None:
         ("a.json", '[{"t": 1}', "line 1 column"),
         ("a.json", "[" * 100_000, "recursion"),
         ("a.parquet", b"PAR1", "is not a valid parquet file"),
-        ("a.txt", "x", "unknown ending; known: .csv, .tsv, .json, .jsonl, .parquet"),
-        ("a", "x", "unknown ending"),
+        ("a.txt", "x", "has lines without tags such as O and B-PER at their ends: call it a.conll if it is one of"),
+        ("a", "x", "unknown ending; known: .csv, .tsv, .json, .jsonl, .parquet"),
     ],
 )
 def test_unreadable_file_is_named_with_row_or_line(

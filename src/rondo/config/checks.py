@@ -146,7 +146,7 @@ def missing_packages(config: RunConfig) -> Iterator[Problem]:
 _FILE = "file:"
 _FILE_SUFFIXES = (
     *(".csv", ".tsv", ".json", ".jsonl", ".parquet", ".conll", ".bio", ".iob", ".iob2", ".bioes", ".xlsx"),
-    *(".gguf", ".gz"),
+    *(".txt", ".gguf", ".gz"),
 )
 
 

@@ -17,7 +17,9 @@ from rondo.config.schema import RunConfig
 from rondo.data.files.formats import VALUE_BYTES, read_file, saved_rows
 from rondo.data.files.image_files import Splits, image_splits, split, unlabelled
 from rondo.data.files.listing import (
+    PLAIN,
     SUFFIXES,
+    TAGS,
     client_listing,
     copies,
     has_rows,
@@ -315,6 +317,9 @@ def _picture_rows(path: Path, key: str, room: Room) -> Rows:
         splits = image_splits(path) if path.exists() else None
         if splits is None:
             known = ", ".join([*SUFFIXES, ".npz"])
+            if suffix_of(path) == PLAIN and path.is_file():
+                message = f"{str(path)!r} has lines without {TAGS}: call it {path.stem}.conll if it is one of CoNLL's "
+                raise ConfigError.at(key, f"{message}all the same, or save its rows as .csv or .jsonl")
             raise ConfigError.at(key, f"{str(path)!r}: unknown ending; known: {known}, and IDX files")
         if len(splits) > 1:
             raise ConfigError.at(key, f"{str(path)!r} has the splits {', '.join(splits)}: name a file with one")

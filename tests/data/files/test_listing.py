@@ -88,7 +88,7 @@ def test_hidden_files_are_read_if_a_pattern_names_them(tmp_path: Path) -> None:
 
 def test_pattern_that_matches_other_files_names_them(tmp_path: Path) -> None:
     put(tmp_path, "a.csv", "a.txt")
-    assert "'a.txt' (unknown ending" in told(clients_from=str(tmp_path / "*"))[1][0]
+    assert "'a.txt' (lines without tags such as O and B-PER" in told(clients_from=str(tmp_path / "*"))[1][0]
 
 
 def test_folder_without_rows_says_what_is_there(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import groupby
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -18,6 +17,7 @@ import numpy as np
 
 from rondo.config.hub import POINTER, is_pointer
 from rondo.data.files import excel
+from rondo.data.files.columns import of_columns
 from rondo.data.files.listing import OF_COLUMNS, SUFFIXES, suffix_of
 from rondo.data.files.placed import Counted, Lines, PlacedRows
 from rondo.data.files.room import OtherForm, Room, TextForm
@@ -300,48 +300,3 @@ def _columns(value: Any) -> dict[str, Any]:
     if isinstance(value, list) and any(isinstance(part, float) for part in value):
         return {"x": np.asarray(value, np.float32)}  # a quarter of the memory
     return {"x": value}
-
-
-_DOCUMENT = "-DOCSTART-"
-"""The token that begins a document in CoNLL-2003. It is no sentence."""
-
-
-def of_columns(text: str, separator: str | None) -> tuple[Rows, array[int]]:
-    """The rows of a CoNLL file of columns, which has a line per token and an empty line behind each sentence: a row a
-    sentence, and the line on which each begins. ``tokens`` are in the first column,
-    ``tags`` in the last one, and what is between them is in ``column2`` and so on.
-
-    ``separator``: of the columns; None is a tab in lines that have one, else blanks.
-
-    Lines before a sentence that begin with ``#`` and have other columns are comments. Raises ValueError with the line
-    for one of other columns than its sentence.
-    """
-    rows: Rows = []
-    places = array("Q")
-    for number, lines in _sentences(text, separator):
-        width = len(lines[-1])
-        comments = next((i for i, line in enumerate(lines) if not _is_comment(line, width)), 0)
-        number, lines = number + comments, lines[comments:]
-        for place, line in enumerate(lines):
-            if len(line) != width or width < 2:
-                wanted = f"{width} as its sentence's last line" if width > 1 else "a token and a tag"
-                raise ValueError(f"line {number + place} has {len(line)} columns, not {wanted}")
-        if lines[0][0] != _DOCUMENT:
-            columns = list(zip(*lines, strict=True))
-            names = ("tokens", *(f"column{i}" for i in range(2, width)), "tags")
-            rows.append({name: list(column) for name, column in zip(names, columns, strict=True)})
-            places.append(number)
-    return rows, places
-
-
-def _sentences(text: str, separator: str | None) -> Iterator[tuple[int, list[list[str]]]]:
-    """The lines of each sentence, in columns, and the number of the first one."""
-    numbered = enumerate((line.rstrip("\r") for line in text.split("\n")), 1)
-    for filled, group in groupby(numbered, lambda pair: bool(pair[1].strip())):
-        if filled:
-            lines = list(group)
-            yield lines[0][0], [line.split(separator or ("\t" if "\t" in line else None)) for _, line in lines]
-
-
-def _is_comment(line: list[str], width: int) -> bool:
-    return line[0].startswith("#") and len(line) != width

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rondo.data.files import excel
+from rondo.data.files.columns import has_columns
 from rondo.errors import ConfigError, first_of, visible
 
 OF_COLUMNS = (".conll", ".bio", ".iob", ".iob2", ".bioes")
 """Endings of CoNLL's files."""
+PLAIN = ".txt"
+"""Ending of a plain text, which may be one of CoNLL's files too."""
 SUFFIXES = {
     ".csv": ",",
     ".tsv": "	",
@@ -26,14 +29,17 @@ _OF_SYSTEMS = ("thumbs.db", "desktop.ini")
 _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".npy")
 _SHARD = re.compile(r"(.+)-([0-9]+)-of-([0-9]+)")
 """``train-00000-of-00002``."""
+TAGS = "tags such as O and B-PER at their ends"
+"""What most lines of a file of CoNLL's have."""
 _SHOWN = 5
 """Most entries of a sentence."""
 
 
 def suffix_of(path: Path) -> str:
-    """The ending that says what is in a file: ``.csv`` for ``north.csv.gz`` too."""
-    packed = path.suffix.lower() == ".gz"
-    return Path(path.stem).suffix.lower() if packed else path.suffix.lower()
+    """The ending that says what is in a file: ``.csv`` for ``north.csv.gz`` too, and ``.conll`` for a ``.txt`` of
+    columns."""
+    ending = Path(path.stem if path.suffix.lower() == ".gz" else path).suffix.lower()
+    return OF_COLUMNS[0] if ending == PLAIN and has_columns(path) else ending
 
 
 def stem_of(path: Path) -> str:
@@ -85,7 +91,7 @@ def _unread(place: Path, endings: Sequence[str], *, hidden: bool) -> str | None:
         mark = place.name.startswith("_") or place.name in _OF_DATASETS or place.name.lower() in _OF_SYSTEMS
         if mark or place.is_dir():
             return "" if mark else "it is a folder"
-        return "unknown ending"
+        return f"lines without {TAGS}" if suffix_of(place) == PLAIN else "unknown ending"
     if not place.exists():
         return "it is a link to nothing"
     return None if place.is_file() else "it is not a file"
