@@ -21,9 +21,9 @@ def test_example_runs_as_it_stands(invoke: Invoke, capsys: pytest.CaptureFixture
     files = {fence.title: fence.text for fence in fences(PAGE) if fence.title}
     for name, text in files.items():
         Path(name).write_text(text, encoding="utf-8")
-    (commands,) = (fence.text for fence in fences(PAGE) if fence.language == "sh")
+    commands = [line for fence in fences(PAGE) if fence.language == "sh" for line in fence.text.splitlines()]
     said = {}
-    for line in commands.splitlines():
+    for line in commands:
         program, *words = shlex.split(line, comments=True)
         if program == "python":
             exec(compile(files[words[0]], words[0], "exec"), {})

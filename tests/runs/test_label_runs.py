@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers
+from sklearn.metrics import f1_score
 
 import rondo
+from rondo.errors import ConfigError
 from rondo.results.adapt import adapt
 from rondo.runs.watching.result import RunResult
 from small_runs import LABELLED, opinions, save_tiny_bert, settings, stopped, write_rows
@@ -90,6 +93,35 @@ def test_lines_of_the_card_give_the_same(finished: RunResult, folder: Path, monk
     (answers,) = names["model"]([text], top_k=None)
     (expected,) = rondo.predict(adapter, [{"text": text}], device="cpu")
     assert {a["label"]: a["score"] for a in answers} == pytest.approx(expected["probabilities"], abs=1e-5)
+
+
+def test_thresholds_are_chosen_for_an_export(finished: RunResult, folder: Path, invoke: Invoke) -> None:
+    rows = opinions(60, seed=2)
+    held_out = write_rows(Path("held_out.jsonl"), rows)
+    code, said = invoke("export", str(finished.run_dir), "--to", "chosen", "--thresholds", str(held_out))
+    assert code == 0, said
+    thresholds = tomllib.loads(Path("chosen", "rondo.toml").read_text())["evaluation"]["threshold"]
+    chances = [row["probabilities"] for row in rondo.predict("chosen", held_out, device="cpu")]
+    assert thresholds.keys() == chances[0].keys()
+    for name, threshold in thresholds.items():
+        true = [name in row[LABELLED["list"]["label"]] for row in rows]
+        each = {cut: f1_score(true, [c[name] >= cut for c in chances]) for cut in (0.1, 0.3, 0.5, 0.7, threshold)}
+        assert each[threshold] == max(each.values())
+    scores = [rondo.evaluate(path, data=held_out, device="cpu")["test"] for path in ("chosen", finished.run_dir)]
+    assert scores[0]["f1_macro"] > scores[1]["f1_macro"]
+    assert "`evaluation.threshold` of `rondo.toml`" in Path("chosen", "README.md").read_text()
+
+
+def test_thresholds_are_not_chosen_on_private_rows(folder: Path, tmp_path: Path) -> None:
+    private = {"adversary": "reader", "unit": "client", "clip": 1.0, "noise": 1.0, "delta": 1e-5}
+    clients = {"sampling": "full", "weighting": "uniform"}
+    changed = config(folder, privacy=private, clients=clients, rounds=1)
+    changed["task"] |= {"multi_label": True, "labels": ["neg", "plot", "pos"]}
+    rondo.run(changed, run_dir=tmp_path / "run", device="cpu")
+    with pytest.raises(ConfigError, match=r"--thresholds: .* the run protects these: name public rows"):
+        rondo.export(tmp_path / "run", tmp_path / "to", thresholds=changed["data"]["source"])
+    assert not (tmp_path / "to").exists()
+    rondo.export(tmp_path / "run", tmp_path / "to", thresholds=changed["data"]["test_source"])
 
 
 def test_predictions_in_a_csv_file_are_read_as_labels(finished: RunResult, folder: Path, invoke: Invoke) -> None:

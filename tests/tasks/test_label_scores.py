@@ -12,6 +12,7 @@ from sklearn import metrics
 
 import tiny
 from rondo.config import ConfigError, load
+from rondo.tasks.label_scores import best_threshold
 from rondo.tasks.language.sequences import SequenceClassification
 from rondo.tasks.make import make
 from rondo.tasks.row_checks import RowLabels
@@ -102,6 +103,37 @@ def test_rows_become_targets_of_0_and_1() -> None:
     assert made.unlabelled(rows)[0].target == ()
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_thresholds_by_label_score_as_scikit_learn_does(seed: int) -> None:
+    logits, true = drawn(60, seed=seed)
+    given = {"cough": 0.2, "rash": 0.8}
+    found = scores(logits, true, threshold=given, per_class=True)
+    predicted = (logits.sigmoid().double() >= torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)).numpy()
+    each = metrics.f1_score(true.numpy(), predicted, average=None)
+    assert [found[f"f1 of {name}"] for name in NAMES] == pytest.approx(each, abs=1e-12)
+    assert found["f1_micro"] == pytest.approx(metrics.f1_score(true.numpy(), predicted, average="micro"), abs=1e-12)
+    named = [{NAMES[i] for i in range(3) if row[i]} for row in predicted]
+    assert [set(row["labels"]) for row in task(threshold=given).predicted(logits)] == named
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_threshold_has_a_higher_f1_than_the_chosen_one(seed: int) -> None:
+    logits, true = drawn(60, seed=seed)
+    for chances, positive in zip(logits.sigmoid().double().T, true.T > 0, strict=True):
+        found = best_threshold(chances, positive)
+        precision, recall, _ = metrics.precision_recall_curve(positive.numpy(), chances.numpy())
+        highest = np.nanmax(2 * precision * recall / np.where(precision + recall > 0, precision + recall, np.nan))
+        assert metrics.f1_score(positive.numpy(), (chances >= found).numpy()) == pytest.approx(highest, abs=1e-12)
+        assert float((chances - found).abs().min()) > 1e-6, "rounding moves no row over it"
+
+
+def test_threshold_of_a_label_without_rows_or_with_all_stays_within_bounds() -> None:
+    chances = torch.tensor([0.0, 0.25, 1.0], dtype=torch.float64)
+    assert best_threshold(chances, torch.zeros(3, dtype=torch.bool)) == 0.5
+    assert best_threshold(chances, torch.ones(3, dtype=torch.bool)) == 0.125
+    assert best_threshold(chances, chances == 1) == 0.5
+
+
 def test_predictions_are_the_labels_from_the_threshold_on() -> None:
     logits = torch.tensor([[3.0, 0.0, -3.0], [-1.0, -1.0, -1.0]])
     first, second = task().predicted(logits)
@@ -122,6 +154,7 @@ def test_the_first_score_and_the_titles() -> None:
     ("labels", "section", "message"),
     [
         ({}, {"evaluation": {"threshold": 0.4}}, "evaluation.threshold: a row has a single label"),
+        ({"multi_label": True}, {"evaluation": {"threshold": {"rush": 0.4}}}, "no class 'rush'; did you mean 'rash'"),
         ({}, {"task": {"metric": "f1_micro"}}, "task.metric: a row has a single label, so take accuracy, f1,"),
         ({"multi_label": True}, {"evaluation": {"positive": "rash"}}, "evaluation.positive: a row may have several"),
         ({"multi_label": True}, {"evaluation": {"f1": "macro"}}, "evaluation.f1: a row may have several labels"),

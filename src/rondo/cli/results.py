@@ -38,6 +38,9 @@ def export(
             autocompletion=one_of("float32", "bfloat16", "float16"),
         ),
     ] = None,
+    thresholds: Annotated[
+        str | None, typer.Option(help="a file of rows on which to choose each label's threshold, if rows have several")
+    ] = None,
     push: Annotated[
         str | None, typer.Option(help="then show the files and the card, ask, and upload them to this repository")
     ] = None,
@@ -53,7 +56,7 @@ def export(
         if dtype not in (None, "float32", "bfloat16", "float16"):
             raise ConfigError.at("--dtype", f"{dtype!r} is unknown; use float32, bfloat16 or float16")
         _check_push(push, dry_run=dry_run, yes=yes)
-        named = {"base_name": base_name, "dtype": dtype, **allowed}
+        named = {"base_name": base_name, "dtype": dtype, "thresholds": thresholds, **allowed}
         if not exported(run_dir, to, client=client, merged=merged, rank=rank, verify=verify, **named):
             raise typer.Exit(FAILED)
         if push is not None and not _pushed(to, push, dry_run=dry_run, yes=yes):

@@ -17,7 +17,7 @@ from rondo.config.inputs import (
     PartitionConfig,
     TaskConfig,
 )
-from rondo.config.section import CompressionConfig, Fraction, Positive, ProblemConfig, Section, TrackConfig
+from rondo.config.section import CompressionConfig, Fraction, Positive, ProblemConfig, Section, Threshold, TrackConfig
 from rondo.privacy.guarantee import Guarantee
 
 
@@ -278,8 +278,9 @@ class EvaluationConfig(Section):
     per_class: bool = False
     """Also score each class: ``f1 of CLASS``; of several labels their areas too, of token-classification precision and
     recall."""
-    threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Probability from which a row is given a label, if it may have several (classification); left out, 0.5."""
+    threshold: Threshold | dict[str, Threshold] | None = None
+    """Probability from which a row is given a label, if it may have several (classification): one for all, or by label,
+    such as ``{ flu = 0.3 }``; left out, 0.5. ``rondo export --thresholds`` chooses them."""
     batch_size: Positive = 64
     """Rows per batch."""
     fine_tune_epochs: Annotated[int, Field(ge=0)] = 0

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Positive: TypeAlias = Annotated[int, Field(gt=0)]
 Fraction: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
+Threshold: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
 
 
 class Section(BaseModel):

@@ -17,7 +17,7 @@ from rondo.engine.client.fitting import Fitting
 from rondo.models.networks.network import Base, Network
 from rondo.models.shortcuts.prefix import Prefix
 from rondo.params import Params, add_client_axis, everything, head, on_device
-from rondo.tasks.task import Example, Task
+from rondo.tasks.task import Example, Tally, Task
 
 NEWCOMER = Client("cold start", 0)
 """The client whose model is scored on the common test set: one that has not taken part."""
@@ -141,11 +141,13 @@ def scores(
     batch_size: int,
     prefix: Prefix | None = None,
     test: str | None = None,
+    tally: Tally | None = None,
 ) -> dict[str, float | None]:
     """The task's metrics of the model ``seen`` (no client axis, on the network's device), its primary one first, in
     batches of examples of similar cost. One that is not finite is None: it is no number to compare, and none that JSON
-    has. ``prefix``: keeps its output on the test set ``test``, if ``examples`` are one."""
-    tally = task.tally()
+    has. ``prefix``: keeps its output on the test set ``test``, if ``examples`` are one. ``tally``: scores in place of
+    the task's."""
+    tally = task.tally() if tally is None else tally
     batched = add_client_axis(seen)
     scored = task.scored(examples)
     states = None if prefix is None or test is None else prefix.of_test(test, scored)

@@ -9,6 +9,8 @@ from typing import Literal, TypeAlias
 
 import torch
 
+from rondo.config.schema import RunConfig
+from rondo.data.files.tables import Table
 from rondo.errors import ConfigError, RunStopped, headed
 from rondo.models.forms.model import Form, Model, Verification
 from rondo.models.networks.network import Base
@@ -16,6 +18,7 @@ from rondo.params import Params
 from rondo.records import durable
 from rondo.records.directory import RunDirectory
 from rondo.results.reopen import Reopened, reopen
+from rondo.results.thresholds import with_thresholds
 from rondo.runs.assembling.assemble import assemble
 from rondo.runs.card import Facts, card, save
 from rondo.tasks.task import Batch
@@ -57,6 +60,7 @@ def export(
     verify: bool = False,
     base_name: str | None = None,
     dtype: DType | None = None,
+    thresholds: str | Path | Table | None = None,
     allow_code: bool = False,
     allow_changed: bool = False,
 ) -> Exported:
@@ -71,6 +75,8 @@ def export(
     ``base_name``: the name by which others find the base model, for the card and ``adapter_config.json``. By default
     its name on a hub. A folder's path is never written there.
     ``dtype``: the type of a whole model's weights, "float32" by default. The others halve its size and round it.
+    ``thresholds``: rows that no client trained on, on which each label gets the threshold with the highest F1, if a row
+    may have several labels. They are in the result's configuration, by which it is scored and predicts.
     ``allow_code``: import code of one's own that the run names; a directory may be anybody's.
     ``allow_changed``: export even if the base model, the settings or that code are not those of the run.
 
@@ -80,12 +86,8 @@ def export(
     >>> exported.verification.max_difference
     0.0
     """
-    if rank is not None and rank < 1:
-        raise ConfigError.at("--rank", f"must be at least 1, got {rank}")
     to = check_target(to)
-    if merged and (bits := RunDirectory.open(run_dir).config().model.quantization) is not None:
-        message = f"the base is {bits}, and merging would round the adapter away with it; export the adapter alone"
-        raise ConfigError.at("--merged", message)
+    _check(run_dir, rank, merged=merged)
     # Stock libraries load the model in float32, so their logits are compared with float32.
     opened = reopen(
         run_dir, "cpu", source="rondo export", exact=True, allow_code=allow_code, allow_changed=allow_changed
@@ -110,12 +112,25 @@ def export(
         base = {}
     notes = tuple(model.notes)
     bare = f"the tensors that {client} keeps" if client and opened.assembly.config.guarantee.bares_own_tensors else None
-    write(to, opened, model, seen, base, [*notes, *_notes(client, rank, error)], bare=bare)
+    config = opened.directory.config()
+    if thresholds is not None:
+        config = with_thresholds(config, opened.assembly, seen, base, thresholds)
+    sentences = [*notes, *_notes(client, rank, error, config.evaluation.threshold)]
+    write(to, opened, model, seen, base, sentences, bare=bare, config=config)
     verification = None
     if verify:
         verification = model.verified(to, seen, base, opened.assembly.task, lambda: _some_rows(opened))
         verification = replace(verification, tolerance=_TOLERANCES.get(str(dtype), verification.tolerance))
     return Exported(model.rank(seen, base), error, verification, notes)
+
+
+def _check(run_dir: str | Path, rank: int | None, *, merged: bool) -> None:
+    """Raise :class:`ConfigError` for options that no result can have."""
+    if rank is not None and rank < 1:
+        raise ConfigError.at("--rank", f"must be at least 1, got {rank}")
+    if merged and (bits := RunDirectory.open(run_dir).config().model.quantization) is not None:
+        message = f"the base is {bits}, and merging would round the adapter away with it; export the adapter alone"
+        raise ConfigError.at("--merged", message)
 
 
 def check_target(to: str | Path) -> Path:
@@ -131,11 +146,20 @@ def check_target(to: str | Path) -> Path:
 
 
 def write(
-    to: Path, opened: Reopened, model: Model, seen: Params, base: Base, notes: Sequence[str], *, bare: str | None
+    to: Path,
+    opened: Reopened,
+    model: Model,
+    seen: Params,
+    base: Base,
+    notes: Sequence[str],
+    *,
+    bare: str | None,
+    config: RunConfig | None = None,
 ) -> None:
     """Write ``model``, with the tensors ``seen`` (no client axis), to the folder ``to`` in one step, with a card that
-    has ``notes``. ``bare``: what is in it that no noise of the run reached. Raises :class:`ConfigError`."""
-    facts, text = _card(opened, model.form, notes, bare)
+    has ``notes``. ``bare``: what is in it that no noise of the run reached. ``config``: in place of the run's own.
+    Raises :class:`ConfigError`."""
+    facts, text = _card(opened, config or opened.directory.config(), model.form, notes, bare)
     try:
         with durable.written(to):
             durable.make_folder(to.parent)
@@ -144,19 +168,22 @@ def write(
         raise ConfigError.at("--to", f"{stopped}; make room, or name a folder on another disk") from None
 
 
-def _card(opened: Reopened, form: Form, notes: Sequence[str], bare: str | None) -> tuple[Facts, str]:
+def _card(opened: Reopened, config: RunConfig, form: Form, notes: Sequence[str], bare: str | None) -> tuple[Facts, str]:
     """The facts of the run, and the text of the model card."""
     directory, point = opened.directory, opened.point
     report, manifest = directory.read("partition.json"), directory.manifest()
-    facts = Facts.of(directory.config(), opened.assembly, report, manifest["versions"])
+    facts = Facts.of(config, opened.assembly, report, manifest["versions"])
     record = directory.rounds()[point.rounds - 1] if point.rounds else {"scores": {}}
     told = {"before": point.scores["before"], "after": record["scores"]}
     told |= {"said": record.get("guarantee"), "bare": bare}
     return facts, card(facts, form, rounds=point.rounds, notes=notes, **told)
 
 
-def _notes(client: str | None, rank: int | None, error: float) -> Iterator[str]:
-    """Sentences of the card about everything that makes the exported model another than the scored one."""
+def _notes(client: str | None, rank: int | None, error: float, thresholds: object) -> Iterator[str]:
+    """Sentences of the card about everything that makes the exported model another than the scored one, and about the
+    thresholds of its labels, which stock libraries do not know."""
+    if thresholds is not None:
+        yield "A row has a label from its probability in `evaluation.threshold` of `rondo.toml` on."
     if client is not None:
         yield "This is one client's own model, and the scores are of the models named above."
     if rank is not None:

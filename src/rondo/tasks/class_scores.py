@@ -41,8 +41,9 @@ class ClassTask(Task):
     """The mean over classes that ``f1`` is, "macro" or "weighted" by rows; None: see :attr:`positive`."""
     per_class: bool = False
     """Whether the F1 of each class is a score too, and with several labels the area of each."""
-    threshold: float = THRESHOLD
-    """The probability from which on a row has a label, where it may have several."""
+    threshold: float | Mapping[str, float] = THRESHOLD
+    """The probability from which on a row has a label, where it may have several, for all labels or by their names; a
+    label that is not named has :data:`THRESHOLD`."""
 
     @classmethod
     def settled(cls, config: TaskConfig, rows: Iterable[Row]) -> TaskConfig:
@@ -54,7 +55,12 @@ class ClassTask(Task):
         return config
 
     def scored_by(
-        self, positive: str | None, average: str | None, *, per_class: bool, threshold: float | None = None
+        self,
+        positive: str | None,
+        average: str | None,
+        *,
+        per_class: bool,
+        threshold: float | Mapping[str, float] | None = None,
     ) -> Self:
         """This task with another :attr:`positive` class, :attr:`average`, :attr:`per_class` and :attr:`threshold`.
         Raises :class:`ConfigError` if there is no such class, and for values that its kind of labels does not use."""
@@ -63,10 +69,12 @@ class ClassTask(Task):
         reason = why if self.label.several else "has a single label, and the likeliest is predicted"
         if problems := [Problem(f"evaluation.{key}", f"a row {reason}: remove it") for key in unused if unused[key]]:
             raise ConfigError(problems)
-        if positive is not None and positive not in self.labels:
-            near = difflib.get_close_matches(positive, self.labels, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(self.labels[:10])}"
-            raise ConfigError.at("evaluation.positive", f"no class {positive!r}; {hint}")
+        by_label = threshold if isinstance(threshold, Mapping) else {}
+        for key, name in [("positive", positive), *(("threshold", name) for name in by_label)]:
+            if name is not None and name not in self.labels:
+                near = difflib.get_close_matches(name, self.labels, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(self.labels[:10])}"
+                raise ConfigError.at(f"evaluation.{key}", f"no class {name!r}; {hint}")
         task = copy.copy(self)
         task.positive, task.average, task.per_class = positive, average, per_class
         task.threshold = THRESHOLD if threshold is None else threshold
@@ -77,7 +85,8 @@ class ClassTask(Task):
         """The class or the classes whose F1 ``f1`` is."""
         each = {_f1_of(name): _f1_of(_short(name)) for name in self.labels} if self.per_class else {}
         if self.label.several:
-            at = f" at {self.threshold:g}" if self.threshold != THRESHOLD else ""
+            by_label = isinstance(self.threshold, Mapping)
+            at = "" if self.threshold == THRESHOLD else " by label" if by_label else f" at {self.threshold:g}"
             areas = {f"auc of {name}": f"auc of {_short(name)}" for name in self.labels} if self.per_class else {}
             return {"f1_micro": f"micro f1{at}", "f1_macro": f"macro f1{at}", **each, **areas}
         place = self._positive
@@ -85,6 +94,12 @@ class ClassTask(Task):
             return {"f1": f"f1 ({_short(self.labels[place])})", **each}
         classes = f" ({', '.join(map(_short, self.labels))})" if len(self.labels) == 2 else ""
         return {"f1": f"{self.average or 'macro'} f1{classes}", **each}
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """The probability from which on a row has a label, by label, in the order of the labels."""
+        given = self.threshold
+        return {n: given.get(n, THRESHOLD) if isinstance(given, Mapping) else given for n in self.labels}
 
     @property
     def _positive(self) -> int | None:
@@ -117,7 +132,7 @@ class ClassTask(Task):
     def predicted(self, logits: Tensor) -> list[dict[str, Any]]:
         """``label`` and its ``probability``, or ``labels`` and the ``probabilities`` of all; logits (rows, classes)."""
         if self.label.several:
-            return label_predictions(logits, self.labels, self.threshold)
+            return label_predictions(logits, self.thresholds)
         largest = logits.float().softmax(-1).max(-1)
         pairs = zip(largest.indices.tolist(), largest.values.tolist(), strict=True)
         return [{"label": self.labels[label], "probability": probability} for label, probability in pairs]
@@ -125,7 +140,7 @@ class ClassTask(Task):
     def tally(self) -> Tally:
         named = self.labels if self.per_class else ()
         if self.label.several:
-            return LabelTally(len(self.labels), self.threshold, named)
+            return LabelTally(self.thresholds, named)
         return ClassTally(len(self.labels), self._positive, weighted=self.average == "weighted", named=named)
 
 

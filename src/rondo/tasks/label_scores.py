@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,22 +30,23 @@ def label_losses(logits: Tensor, targets: Tensor) -> Tensor:
     return functional.binary_cross_entropy_with_logits(logits, targets.to(logits.dtype), reduction="none").mean(-1)
 
 
-def label_predictions(logits: Tensor, names: Sequence[str], threshold: float) -> list[dict[str, Any]]:
-    """``labels``, those whose probability is ``threshold`` or more, and the ``probabilities`` of all by name. Logits
+def label_predictions(logits: Tensor, thresholds: Mapping[str, float]) -> list[dict[str, Any]]:
+    """``labels``, those whose probability is their threshold or more, and the ``probabilities`` of all by name. Logits
     are (rows, labels)."""
-    rows = (dict(zip(names, row, strict=True)) for row in logits.float().sigmoid().tolist())
-    return [{"labels": [name for name, p in row.items() if p >= threshold], "probabilities": row} for row in rows]
+    rows = (dict(zip(thresholds, row, strict=True)) for row in logits.float().sigmoid().tolist())
+    return [{"labels": [n for n, p in row.items() if p >= thresholds[n]], "probabilities": row} for row in rows]
 
 
 class LabelTally:
     """A :class:`rondo.tasks.task.Tally` of F1 (over all pairs of a row and a label, "micro", and as the mean over
     labels, "macro"), the share of rows with all labels right, the mean area under the ROC curve and the loss. Logits
     and the target ``labels`` are (rows, labels). Labels that neither occur nor are predicted have no F1, and those that
-    all rows have, or none, no area; means leave them out. The labels ``named``, all or none, have their scores each."""
+    all rows have, or none, no area; means leave them out. The labels ``named``, all or none, have their scores each.
+    ``thresholds``: by label, in the order of the logits."""
 
-    def __init__(self, labels: int, threshold: float, named: Sequence[str] = ()) -> None:
-        self.threshold, self.named = threshold, named
-        self.logits, self.true = [torch.zeros(0, labels)], [torch.zeros(0, labels)]
+    def __init__(self, thresholds: Mapping[str, float], named: Sequence[str] = ()) -> None:
+        self.thresholds, self.named = thresholds, named
+        self.logits, self.true = [torch.zeros(0, len(thresholds))], [torch.zeros(0, len(thresholds))]
 
     def add(self, logits: Tensor, batch: Batch) -> None:
         self.logits.append(logits.detach().float().cpu())
@@ -53,7 +54,8 @@ class LabelTally:
 
     def scores(self) -> Scores:
         logits, targets = torch.cat(self.logits), torch.cat(self.true)
-        true, predicted = targets > 0, logits.sigmoid() >= self.threshold
+        thresholds = torch.tensor([*self.thresholds.values()], dtype=torch.float64)
+        true, predicted = targets > 0, logits.sigmoid().double() >= thresholds
         right, either = (true & predicted).sum(0).tolist(), (true.sum(0) + predicted.sum(0)).tolist()
         each = [2 * r / e if e else None for r, e in zip(right, either, strict=True)]
         areas = [area(column, of_label) for column, of_label in zip(logits.T.double(), true.T, strict=True)]
@@ -68,6 +70,27 @@ class LabelTally:
             **{f"auc of {name}": value for name, value in zip(self.named, areas, strict=False)},
             "examples": count,
         }
+
+
+class Thresholds(LabelTally):
+    """A tally whose scores are the :func:`best_threshold` of each label, by its name."""
+
+    def scores(self) -> Scores:
+        chances, true = torch.cat(self.logits).sigmoid().double(), torch.cat(self.true) > 0
+        columns = zip(self.thresholds, chances.T, true.T, strict=True)
+        return {name: best_threshold(of_label, positive) for name, of_label, positive in columns}
+
+
+def best_threshold(chances: Tensor, positive: Tensor) -> float:
+    """The threshold between 0 and 1 whose F1 on rows is the highest, and of several the one nearest to 0.5. It lies
+    halfway between two ``chances`` (rows,) of the label, so that rounding moves no row; ``positive`` (rows,) says which
+    rows have the label."""
+    ends = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    values: Tensor = torch.unique(torch.cat([chances, ends]))
+    tried = torch.cat([(values[1:] + values[:-1]) / 2, ends.mean(0, keepdim=True)])
+    found, right = (len(x) - torch.searchsorted(x, tried) for x in (c.sort()[0] for c in (chances, chances[positive])))
+    f1 = 2 * right / (found + positive.sum()).clamp_min(1)
+    return float(max(zip(f1.tolist(), (-(tried - 0.5).abs()).tolist(), tried.tolist(), strict=True))[-1])
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
