@@ -59,6 +59,7 @@ TABLE = (
         MODEL,
     ),
     Smallest("late_clients", "--rounds 1 --out out.json --picture late.png", DEMO),
+    Smallest("kinds", "--clients 2 --rows 4 --turns 1 --json out.json", MINILM),
     Smallest("letters", needs=("flwr",)),
     Smallest("linear", "--draws 2 --out out.json --set rounds=4"),
     Smallest("long_rows", "--tokens 16 --rounds 1 --settings plain checkpointing", MODEL),
