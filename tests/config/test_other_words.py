@@ -20,7 +20,7 @@ from rondo.errors import ConfigError
 def test_keys_that_an_answer_names_exist(word: str) -> None:
     message = unknown_key(word.split(".") if "." in word else ["train", word], FileConfig)
     assert "known here" not in message
-    named = re.findall(r"\b(?:train|task|model|adapter|evaluation)\.[a-z_]+|\bseed(?=,)", message)
+    named = re.findall(r"\b(?:train|task|model|adapter|evaluation|clients)\.[a-z_]+|\bseed(?=,)", message)
     assert named or "Rondo has none, because" in message
     assert [key for key in named if unknown(key.split(".")) is not None] == []
 
@@ -31,10 +31,9 @@ def test_word_of_another_trainer_is_answered_by_the_key() -> None:
     assert unknown_key(["adapter", "use_loraplus"], FileConfig).endswith("train.lr_ratio")
 
 
-def test_mode_is_asynchronous_in_two_sections_alone() -> None:
-    for section in ("clients", "server"):
-        assert "because a round combines the uploads of one model" in unknown_key([section, "mode"], FileConfig)
-    assert "uploads" not in unknown_key(["partition", "mode"], FileConfig)
+def test_mode_of_the_server_alone_is_another_word() -> None:
+    assert unknown_key(["server", "mode"], FileConfig).endswith('clients.mode = "buffered"')
+    assert "buffered" not in unknown_key(["partition", "mode"], FileConfig)
 
 
 def test_every_key_of_transformers_trainer_is_taken_or_explained() -> None:

@@ -86,7 +86,7 @@ class ClassTask(Task):
         each = {_f1_of(name): _f1_of(_short(name)) for name in self.labels} if self.per_class else {}
         if self.label.several:
             by_label = isinstance(self.threshold, Mapping)
-            at = "" if self.threshold == THRESHOLD else " by label" if by_label else f" at {self.threshold:g}"
+            at = "" if self.threshold == THRESHOLD else " at own thresholds" if by_label else f" at {self.threshold:g}"
             areas = {f"auc of {name}": f"auc of {_short(name)}" for name in self.labels} if self.per_class else {}
             return {"f1_micro": f"micro f1{at}", "f1_macro": f"macro f1{at}", **each, **areas}
         place = self._positive
