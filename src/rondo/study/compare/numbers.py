@@ -178,9 +178,7 @@ def numbers(variant: Variant, run_dir: Path, question: Question, *, at_clients: 
     )
     measures = summary["measures"]["after"]
     on_test = test is not None and not (at_clients and own_rows is not None)
-    measure = _first(summary["measures"]["before"], measures)
-    if test is not None or (own_rows is not None and measure not in summary["measures"]["before"]):
-        measure = None  # a method's own number, such as the error of its sketch, is no score
+    measure = None if test is not None else _first(summary["measures"]["before"], measures, own_rows is not None)
     kinds = TEST_KINDS if on_test else OWN_KINDS
 
     def value(record: Mapping[str, Any]) -> Any:
@@ -255,9 +253,10 @@ def _score_at(curve: Sequence[Mapping[str, Any]], at_mb: float | None) -> float 
     return next((point["score"] for point in reversed(curve) if point["bytes"] <= at_mb * 1e6), None)
 
 
-def _first(before: Mapping[str, float], after: Mapping[str, float]) -> str | None:
-    """The name of the first measure: one that was taken before the first round too, if there is any."""
-    return next((name for name in before if name in after), next(iter(after), None))
+def _first(before: Mapping[str, float], after: Mapping[str, float], scored: bool) -> str | None:
+    """The name of the first measure: one that was taken before the first round too, if there is any. Others are a
+    method's own numbers, such as the error of its sketch, and do not count where clients' rows are ``scored``."""
+    return next((name for name in before if name in after), None if scored else next(iter(after), None))
 
 
 def first_metric(config: RunConfig) -> str:
