@@ -6,7 +6,6 @@ import netrc
 import os
 import shutil
 import time
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,21 +47,6 @@ class Tracker(Protocol):
 
     def close(self, ending: Ending) -> None:
         """Write what is not written yet."""
-
-
-def made(name: Name) -> Tracker:
-    """The tracker of this name. Its package is imported by :meth:`Tracker.begin`."""
-    if name == "tensorboard":
-        from rondo.runs.tracking.tracker import TensorBoard
-
-        return TensorBoard()
-    if name == "mlflow":
-        from rondo.runs.tracking.tracker import MLflow
-
-        return MLflow()
-    from rondo.runs.tracking.tracker import Trackio, Wandb
-
-    return Trackio() if name == "trackio" else Wandb()
 
 
 _ID = "rondo.id"
@@ -152,18 +136,11 @@ _ELSEWHERE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_WEBHOOK_URL")
 
 
 class _LikeWandb:
-    """A run of a module with ``init``, ``log`` and ``finish``. Without a login nothing leaves the machine."""
+    """A run of a module with ``init``, ``log`` and ``finish``. Without a login nothing leaves the machine.
+
+    Files on this machine are made anew from the first round: nothing tells where their last write ended."""
 
     _run: Any
-
-    def begin(self, about: About) -> int:
-        """Files on this machine are made anew from the first round: nothing tells where their last write ended."""
-        self._run, rounds = self._begun(about)
-        return rounds
-
-    @abstractmethod
-    def _begun(self, about: About) -> tuple[Any, int]:
-        """The run, and the number of rounds that it has already."""
 
     def round(self, done: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=done)
@@ -175,7 +152,7 @@ class _LikeWandb:
 class Trackio(_LikeWandb):
     """Trackio's database on this machine; ``trackio sync`` sends it elsewhere."""
 
-    def _begun(self, about: About) -> tuple[Any, int]:
+    def begin(self, about: About) -> int:
         import trackio
         from trackio.sqlite_storage import SQLiteStorage
 
@@ -187,15 +164,16 @@ class Trackio(_LikeWandb):
         settings = {"auto_log_gpu": False, "auto_log_cpu": False, "embed": False}
         elsewhere = {key: os.environ.pop(key) for key in _ELSEWHERE if key in os.environ}
         try:
-            return trackio.init(about.project, name=name, config=dict(about.settings), **settings), 0
+            self._run = trackio.init(about.project, name=name, config=dict(about.settings), **settings)
         finally:
             os.environ.update(elsewhere)
+        return 0
 
 
 class Wandb(_LikeWandb):
     """Weights & Biases: online where the user is logged in, else files in the run directory for ``wandb sync``."""
 
-    def _begun(self, about: About) -> tuple[Any, int]:
+    def begin(self, about: About) -> int:
         online = self._online()
         if not online:
             for folder in (about.folder / "wandb").glob(f"offline-run-*-{about.id}"):
@@ -206,7 +184,7 @@ class Wandb(_LikeWandb):
             console="off", silent=True, disable_git=True, disable_code=True, x_disable_meta=True, x_disable_stats=True,
             x_disable_machine_info=True, x_save_requirements=False,
         )  # fmt: skip
-        run = wandb.init(
+        self._run = wandb.init(
             project=about.project,
             name=about.name,
             id=about.id,
@@ -216,7 +194,7 @@ class Wandb(_LikeWandb):
             mode="online" if online else "offline",
             settings=quiet,
         )
-        return run, max(0, run.step - 1) if online else 0  # its next step is the one after the last round
+        return max(0, self._run.step - 1) if online else 0  # its next step is the one after the last round
 
     def close(self, ending: Ending) -> None:
         self._run.finish(exit_code=0 if ending == "finished" else 1)
@@ -230,3 +208,14 @@ class Wandb(_LikeWandb):
             return "WANDB_API_KEY" in os.environ or netrc.netrc().authenticators(host) is not None
         except (OSError, netrc.NetrcParseError):
             return False
+
+
+def made(name: Name) -> Tracker:
+    """The tracker of this name. Its package is imported by :meth:`Tracker.begin`."""
+    trackers: dict[Name, type[Tracker]] = {
+        "mlflow": MLflow,
+        "tensorboard": TensorBoard,
+        "trackio": Trackio,
+        "wandb": Wandb,
+    }
+    return trackers[name]()
