@@ -40,10 +40,11 @@ from rondo.federation.identity.peers import Voice
 from rondo.federation.server.masked_rounds import MaskedRounds
 from rondo.federation.server.saved_sum import SavedSum
 from rondo.federation.site.audit.audit import Audit
-from rondo.federation.site.contract.protection import of_vectors
+from rondo.federation.site.contract.protection import Allowance
 from rondo.federation.site.ledger import SiteLedger
 from rondo.federation.site.sum_state import Learned, Opened, SumState
 from rondo.federation.site.sums import Sums
+from rondo.privacy.accounts.account import Entry
 from rondo.privacy.masking import masks
 from rondo.privacy.masking.integers import epsilon_of_shares
 from rondo.privacy.masking.session import SiteSession
@@ -115,7 +116,7 @@ def federation(folder: Path, voices: list[Voice]) -> tuple[Letters, MaskedRounds
     for voice, client in zip(voices, CLIENTS, strict=True):
         state = folder / voice.name
         ledger = SiteLedger(state, {client.id: [{"text": voice.name}]}, ("text",))
-        allowance = of_vectors(config, OPEN, ledger, "run", lambda line: None)
+        allowance = Allowance(ledger, OPEN.privacy, "run", Entry.of(config), lambda line: None)
         facts = (
             "run",
             "plan",

@@ -204,5 +204,4 @@ def to_toml(config: RunConfig, unless_set: Sequence[tuple[str, str]] = ()) -> st
     for section, key in unless_set:
         if tree[section][key] == default[section][key]:
             del tree[section][key]
-    text: str = tomli_w.dumps(tree)
-    return text
+    return tomli_w.dumps(tree)

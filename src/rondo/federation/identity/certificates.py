@@ -121,22 +121,18 @@ def hosts_of(certificate: x509.Certificate) -> tuple[str, ...]:
 
 def pem(certificate: x509.Certificate) -> bytes:
     """The certificate as PEM."""
-    content: bytes = certificate.public_bytes(serialization.Encoding.PEM)
-    return content
+    return certificate.public_bytes(serialization.Encoding.PEM)
 
 
 def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     """The private key as PEM (PKCS8), not encrypted."""
-    content: bytes = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return content
+    form = serialization.PrivateFormat.PKCS8
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
 
 def public_pem(key: PublicKeyTypes) -> bytes:
     """The public key as PEM (SubjectPublicKeyInfo)."""
-    content: bytes = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return content
+    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def read(path: Path) -> x509.Certificate:
@@ -147,11 +143,9 @@ def read(path: Path) -> x509.Certificate:
 def read_chain(path: Path) -> list[x509.Certificate]:
     """The certificates in a PEM file: the server's, then those of authorities between it and the one that sites know.
     Raises :class:`ConfigError`."""
+    content = files.content(path)
     try:
-        chain: list[x509.Certificate] = x509.load_pem_x509_certificates(files.content(path))
-        return chain
-    except ConfigError:
-        raise
+        return x509.load_pem_x509_certificates(content)
     except ValueError:
         message = "not a certificate in PEM (-----BEGIN CERTIFICATE-----); put the file of this name in its place"
         raise ConfigError.at(str(path), message) from None
@@ -192,12 +186,6 @@ def read_authority(path: Path) -> x509.Certificate:
         raise ConfigError.at(str(path), message)
     check_time(path, certificate, "make new keys in another folder and hand each site its own")
     return certificate
-
-
-def authority_ends(path: Path) -> date:
-    """The last day of the authority whose certificate is in ``path``."""
-    end: datetime = read_authority(path).not_valid_after_utc
-    return end.date()
 
 
 def check_time(path: Path, certificate: x509.Certificate, remedy: str) -> None:

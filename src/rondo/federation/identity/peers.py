@@ -154,8 +154,7 @@ def _alike(before: Sequence[Enrolled] | None, now: Sequence[Enrolled], own: str)
 
 def sign(key: ec.EllipticCurvePrivateKey, text: bytes) -> bytes:
     """The signature of ``text`` by ``key``: ECDSA over SHA-384, in DER."""
-    signature: bytes = key.sign(text, ec.ECDSA(hashes.SHA384()))
-    return signature
+    return key.sign(text, ec.ECDSA(hashes.SHA384()))
 
 
 def signed(key: ec.EllipticCurvePublicKey, signature: bytes, text: bytes) -> bool:

@@ -64,14 +64,13 @@ class Enrolled:
     @property
     def key(self) -> ec.EllipticCurvePublicKey:
         """The public key itself."""
-        key: ec.EllipticCurvePublicKey = serialization.load_pem_public_key(self.public_key.encode())
-        return key
+        return public_key(self.public_key.encode())
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the public key's DER, in hexadecimal: ``openssl pkey -in site.key -pubout -outform DER |
         sha256sum`` prints the same at the site."""
-        der: bytes = self.key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+        der = self.key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
         return hashlib.sha256(der).hexdigest()
 
     def valid(self, today: date) -> bool:
@@ -129,16 +128,21 @@ def peers(sites: Sequence[Enrolled], today: date) -> bytes:
     return (json.dumps({"sites": entries}, indent=2, ensure_ascii=False, default=date.isoformat) + "\n").encode()
 
 
-def canonical(public_key: bytes) -> str:
+def canonical(pem: bytes) -> str:
     """PEM of an EC public key, the same text for the same key. Raises ValueError with the reason."""
+    key = public_key(pem)
+    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo).decode()
+
+
+def public_key(pem: bytes) -> ec.EllipticCurvePublicKey:
+    """The EC public key in PEM. Raises ValueError with the reason."""
     try:
-        key = serialization.load_pem_public_key(public_key)
+        key = serialization.load_pem_public_key(pem)
     except (ValueError, UnsupportedAlgorithm):
         raise ValueError("not a public key in PEM (-----BEGIN PUBLIC KEY-----)") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name not in _CURVES:
         raise ValueError(f"not a key on an elliptic curve of {', '.join(_CURVES)}")
-    pem: bytes = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return pem.decode()
+    return key
 
 
 def name_fault(name: str) -> str | None:

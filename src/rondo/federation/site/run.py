@@ -13,7 +13,7 @@ from rondo.data.files.room import Room
 from rondo.data.files.tables import Rows
 from rondo.data.sources import client_rows, read_rows
 from rondo.errors import ConfigError, PlanRefused, Problem, StopRequested, headed
-from rondo.federation.identity.certificates import authority_ends
+from rondo.federation.identity.certificates import read_authority
 from rondo.federation.identity.keys import SiteKeys
 from rondo.federation.identity.peers import Voice
 from rondo.federation.monitor import Health, monitored
@@ -206,7 +206,8 @@ class _Here:
         """The state of the program for its monitor."""
         numbers: dict[str, float] = {}
         if self.ca is not None:
-            numbers["days_to_first_expiry"] = (authority_ends(self.ca) - datetime.now(UTC).date()).days
+            end = read_authority(self.ca).not_valid_after_utc.date()
+            numbers["days_to_first_expiry"] = (end - datetime.now(UTC).date()).days
         if line.used:
             audit = self.desk.audit
             numbers |= {"letters_today": audit.left(), "bytes_out_today": audit.bytes("out")}

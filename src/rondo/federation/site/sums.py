@@ -32,9 +32,6 @@ from rondo.privacy.masking.session import Refused, SiteSession, Terms, fewest
 from rondo.privacy.sums.masked_sum import changes_of, fixed_point, weighs_by_examples
 from rondo.records.durable import Damaged
 
-LARGEST = masked.LARGEST
-"""Bytes of the largest letter of a masked sum that is taken."""
-
 
 def of_sum(config: RunConfig, contract: Contract, voice: Voice | None) -> Iterator[Term]:
     """The terms of a plan whose uploads are masked. ``voice``: the site's, None without ``peers.json``."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,9 @@ from rondo.federation.site.ledger import SiteLedger
 from rondo.report.terminal import human_bytes
 
 
-@dataclass
-class _Sum:
-    """The letters of one day and run."""
-
-    letters: list[Mapping[str, Any]] = field(default_factory=list)
-
-
 def account(lines: Iterable[AuditLine]) -> Iterator[str]:
     """The letters that left, per day and run, and whether the audit is whole."""
-    days: dict[tuple[str, str], _Sum] = {}
+    days: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     count, faults = 0, list[str]()
     for line in lines:
         count += line.number > 0
@@ -30,10 +22,10 @@ def account(lines: Iterable[AuditLine]) -> Iterator[str]:
             faults.append(fault)
         if line.entry is not None:
             key = (line.entry["time"][:10], line.entry["run"])
-            days.setdefault(key, _Sum()).letters.append(line.entry)
-    for (day, run), summed in days.items():
+            days.setdefault(key, []).append(line.entry)
+    for (day, run), of_day in days.items():
         yield f"{day}, run {run}" if run else f"{day}, before a run"
-        yield from (f"  {sentence}" for sentence in _sentences(summed.letters))
+        yield from (f"  {sentence}" for sentence in _sentences(of_day))
     yield f"{count} letters; " + ("; ".join(faults) if faults else "each line follows the one before it")
 
 

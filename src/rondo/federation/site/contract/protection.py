@@ -22,7 +22,6 @@ from rondo.privacy.guarantee import unprotected
 from rondo.privacy.masking.session import Refused
 from rondo.privacy.mechanism.draws import Draws, private_steps
 from rondo.runs.assembling.assembly import Assembly
-from rondo.runs.assembling.private import counted_by_the_server
 from rondo.tasks.row_checks import value_name
 
 
@@ -193,21 +192,3 @@ class Allowance:
         """Epsilon of the rows of ``client`` after a vector of ``clients``."""
         more = steps_of(self.ledger, self.protection.kind[0], client, clients)
         return self.ledger.epsilon(client, self.allowed.delta, more)
-
-
-def of_steps(
-    config: RunConfig, contract: Contract, ledger: SiteLedger, run: str, told: Callable[[str], None]
-) -> Callable[[Client, Draws, int], None]:
-    """Counts the private steps of a run before they are taken; nothing in a run without them."""
-    if not config.guarantee.of_rows:
-        return counted_by_the_server
-    return Allowance(ledger, contract.privacy, run, Entry.of(config), told).train
-
-
-def of_vectors(
-    config: RunConfig, contract: Contract, ledger: SiteLedger, run: str, told: Callable[[str], None]
-) -> Allowance | None:
-    """The allowance of a run's masked vectors; None where its sites add no noise to them."""
-    if config.guarantee.noise_from != "sites":
-        return None
-    return Allowance(ledger, contract.privacy, run, Entry.of(config), told)

@@ -167,15 +167,14 @@ class SuperNode:
         assert self._node is not None, "not connected"
         return self._node
 
-    def _ask(self, route: str, asked: Protobuf, like: type[A], largest: int = _SMALL) -> A:
+    def _ask(
+        self, route: str, asked: Protobuf, like: type[A], largest: int = _SMALL, line: Connection | None = None
+    ) -> A:
         """The server's answer, of at most ``largest`` bytes, at a route of the Fleet API."""
-        return self._asked(self._line, route, asked, like, largest)
-
-    def _asked(self, line: Connection, route: str, asked: Protobuf, like: type[A], largest: int) -> A:
         path, body = f"/v1/fleet/{route}", asked.SerializeToString()
         headers = {"content-type": flower.PROTOBUF_MEDIA_TYPE, "accept": flower.PROTOBUF_MEDIA_TYPE}
         headers |= sign(self._key, "POST", path, body, self._program, datetime.now(UTC))
-        content, notice = line.post(path, body, headers, largest)
+        content, notice = (line or self._line).post(path, body, headers, largest)
         self._heard = time.monotonic()
         if (text := notice_in(notice)) is not None:
             self._told(text)
@@ -194,8 +193,8 @@ class SuperNode:
         while not self._over.wait(_LOOK):
             with suppress(Unreachable, TurnedAway):
                 if self._asking and self._stop.is_set():
-                    self._asked(self._pulse, "deactivate-node", gone, fleet_pb2.DeactivateNodeResponse, _SMALL)
+                    self._ask("deactivate-node", gone, fleet_pb2.DeactivateNodeResponse, line=self._pulse)
                     break
                 if not self._asking and time.monotonic() - self._heard > _BEAT / 3:
-                    self._asked(self._pulse, "send-node-heartbeat", here, answer, _SMALL)
+                    self._ask("send-node-heartbeat", here, answer, line=self._pulse)
         self._pulse.close()
