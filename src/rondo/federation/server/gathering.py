@@ -149,9 +149,5 @@ class _Waiting:
 def _toml(label: str) -> str:
     """A label as a string of TOML that a terminal can show."""
     quoted = json.dumps(label, ensure_ascii=False)
-    return "".join(c if c.isprintable() else _escaped(c) for c in quoted)
-
-
-def _escaped(character: str) -> str:
-    code = ord(character)
-    return f"\\u{code:04x}" if code < 2**16 else f"\\U{code:08x}"
+    escaped = {c: f"\\u{ord(c):04x}" if ord(c) < 2**16 else f"\\U{ord(c):08x}" for c in quoted}
+    return "".join(c if c.isprintable() else escaped[c] for c in quoted)

@@ -81,7 +81,6 @@ class Sites:
         self.counts: dict[str, int] = {}
         """Numbers of training examples by client, of all sites that ever consented."""
         self._waiting: list[_Letter] = []
-        self._states: dict[str, tuple[State, str]] = {}
         self._drawn, self._least = frozenset[str](), 0
         """The clients of the round, and how many of them it needs."""
         self._waits = -math.inf
@@ -224,14 +223,9 @@ class Sites:
             self.tell(f"{name} is in the roster since the run began: {later}")
 
     def _note(self) -> None:
-        """Tell of sites that went, and note the states of all."""
-        states = self.states()
-        for name, (state, _) in states.items():
-            before, _ = self._states.get(name, ("not connected", ""))
-            if state == "not connected" != before:
-                self.tell(f"{name} is not connected any more")
-        self._states = states
-        self.standings.see(states)
+        """Note the states of all sites, and tell of those that went."""
+        for name in self.standings.see(self.states()):
+            self.tell(f"{name} is not connected any more")
 
     def _checked(self, name: str, plan: Plan, answer: bytes) -> Consent:
         """The consent in ``answer``, as a refusal if it is none for ``plan``."""

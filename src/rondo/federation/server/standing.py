@@ -65,17 +65,20 @@ class Standings:
             self.path = path
             self._write()
 
-    def see(self, states: Mapping[str, tuple[State, str]]) -> None:
-        """Note the state of each site, and the reason of one that refuses."""
+    def see(self, states: Mapping[str, tuple[State, str]]) -> list[str]:
+        """Note the state of each site, and the reason of one that refuses. Returns the sites that went."""
+        went = list[str]()
         with self._lock:
             changed = False
             for name, (state, reason) in states.items():
                 site = self._of.setdefault(name, Standing(since=_now()))
                 if (site.state, site.reason) != (state, reason):
+                    went += [name] if state == "not connected" != site.state else []
                     site.state, site.reason, site.since, changed = state, reason, _now(), True
                     site.came |= state != "not connected"
             if changed:
                 self._write()
+        return went
 
     def round(self, number: int, answered: set[str], counted: set[str]) -> None:
         """Note the sites that answered in round ``number`` (from 1), and those whose uploads counted."""

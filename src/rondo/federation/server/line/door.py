@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from fastapi import HTTPException
@@ -58,17 +57,10 @@ class Asked:
     """Its headers, and at its end the message that the connection is gone."""
 
 
-class Within(Protocol):
-    """The part of the server behind the door."""
-
-    async def answer(self, asked: Asked) -> Response:
-        """The answer to a request."""
-
-
 class Door:
-    """Lets requests of the roster's sites pass to what is ``within``."""
+    """Lets requests of the roster's sites pass to what is ``within``, which answers them."""
 
-    def __init__(self, within: Within, roster: Callable[[], Roster]) -> None:
+    def __init__(self, within: Callable[[Asked], Awaitable[Response]], roster: Callable[[], Roster]) -> None:
         self._within, self._roster = within, roster
         self._known_of: Roster | None = None
         self._known: dict[bytes, tuple[Enrolled, ec.EllipticCurvePublicKey]] = {}
@@ -83,7 +75,7 @@ class Door:
             refusal = JSONResponse({"detail": turned.detail}, turned.status_code, {"connection": "close"})
             await refusal(scope, receive, send)
             return
-        response = await self._within.answer(asked)
+        response = await self._within(asked)
         await response(scope, receive, send)
 
     def valid(self, public_key: bytes) -> bool:

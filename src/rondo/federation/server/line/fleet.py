@@ -114,12 +114,11 @@ class Fleet:
         if request.public_key != asked.public_key:
             raise Turned(401, "not the key that signed the request")
         node = self._links.node_of(asked.site)
+        self._release(node, False)  # whoever holds a question hears of it at once
         try:
             self._places.enter(asked.site, asked.program, asked.address)
         except PlaceTaken as taken:
-            self._release(node, False)
             raise Turned(409, str(taken)) from None
-        self._release(node, False)
         self._keys[asked.site] = asked.public_key
         self._links.activate_node(node, BEAT)
         self._changed()

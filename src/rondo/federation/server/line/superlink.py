@@ -52,7 +52,7 @@ class SuperLink:
         """The number of replies, and of sites that came or went, up to now."""
         self._links = Links(self._happened)
         self._fleet = Fleet(self._links, told, self._happened)
-        self._door = Door(self._fleet, roster)
+        self._door = Door(self._fleet.answer, roster)
         self._listening = _listen(*address)
         self.port: int = self._listening.getsockname()[1]
         tls: dict[str, Any] = {"ssl_certfile": certificate, "ssl_keyfile": key} if certificate is not None else {}
