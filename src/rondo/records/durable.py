@@ -58,11 +58,16 @@ def write_private(path: Path, content: bytes) -> None:
     """As :func:`write`. Nobody but its owner can ever read the file."""
     with _replaced(path) as temporary:
         temporary.unlink(missing_ok=True)
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, 0o600), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        create(temporary, content, 0o600)
     sync(path.parent)
+
+
+def create(path: Path, content: bytes, mode: int) -> None:
+    """Write the new file ``path``, which has this mode from the start, and flush it. Raises OSError."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, mode), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 @contextlib.contextmanager

@@ -81,14 +81,6 @@ def write_private(path: Path, key: bytes) -> None:
         durable.write_private(path, key)
 
 
-def create(path: Path, text: bytes, mode: int) -> None:
-    """Write the new file ``path``, which has this mode from the start, and flush it. Raises OSError."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | durable.BINARY, mode), "wb") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turn the error of a file that cannot be written into :class:`ConfigError`."""

@@ -336,5 +336,5 @@ def _moves(folder: Path, temporary: Path) -> list[Path]:
 def _write(path: Path, content: bytes) -> None:
     """Write a new file. Nobody but its owner can ever read a private key."""
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    files.create(path, content, 0o600 if path.suffix == ".key" else 0o644)
+    durable.create(path, content, 0o600 if path.suffix == ".key" else 0o644)
     durable.sync(path.parent)
