@@ -33,9 +33,10 @@ from rondo.federation.server.masked_rounds import MaskedRounds
 from rondo.federation.server.saved_sum import SavedSum
 from rondo.federation.server.sites import Sites
 from rondo.params import Params
+from rondo.privacy.sums.masked_sum import fixed_point
 from rondo.runs.assembling.assemble import assemble, looked, rows_of_tests, test_files, with_tests
 from rondo.runs.assembling.assembly import Assembly, Federation, Start
-from rondo.runs.assembling.private import Protection, check_sum
+from rondo.runs.assembling.private import Protection
 from rondo.runs.assembling.wrapping import compressed, make_algorithm
 from rondo.runs.samples import check_samples
 from rondo.tasks.make import task_class
@@ -164,7 +165,7 @@ def check_clients(config: RunConfig, count: int) -> None:
     many for the numbers of a masked sum."""
     if problems := list(client_checks(config, count)):
         raise ConfigError(problems)
-    check_sum(config, count)
+    fixed_point(config, count)
 
 
 def _check_unlabelled(config: RunConfig, clients: Collection[str]) -> None:
