@@ -20,7 +20,7 @@ from rondo.cli.federate import _host_and_port
 from rondo.config import load
 from rondo.data.files.room import Room
 from rondo.errors import ConfigError, visible
-from rondo.federation import extra
+from rondo.federation import needed
 from rondo.federation.notify import Log
 from rondo.federation.server.remote_run import plan_of
 from rondo.federation.site.run import _rows
@@ -159,7 +159,7 @@ def test_address_to_listen_on(text: str, address: tuple[str, int]) -> None:
 def test_missing_package_of_the_extra_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=f"needs the package.*{package}"):
-        extra.needed()
+        needed("flwr", "cryptography")
 
 
 def test_sites_are_told_of_no_tracker() -> None:

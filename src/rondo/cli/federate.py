@@ -58,9 +58,6 @@ def server(
     """Run a configuration with the sites of a roster: they have the rows and train, and only factors travel."""
     with user_errors():
         from rondo.config.load import load
-        from rondo.federation.extra import needed
-
-        needed()
         from rondo.federation.server.listening import Listening
         from rondo.federation.server.remote_run import ROWS_AT_SITES
 
@@ -81,9 +78,6 @@ def serve_on(
     settings: Any, run_dir: str, device: str, told: Log, *, whatever: bool, code: bool, roster_changed: bool
 ) -> None:
     """Continue the run of a federation in ``run_dir``."""
-    from rondo.federation.extra import needed
-
-    needed()
 
     def started(observer: Any, stop: Any) -> Any:
         from rondo.federation.server.run import resume
@@ -144,9 +138,9 @@ def app(
 ) -> None:
     """Write a run as a Flower app, for a federation of Flower's that is there already."""
     with user_errors(), headed("rondo federate app"):
-        from rondo.federation.extra import needed
+        from rondo.federation import needed
 
-        needed()
+        needed("flwr", "cryptography")
         from rondo.federation import app as flower
 
         flower.write(folder, config, nodes)

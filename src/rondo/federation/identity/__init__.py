@@ -1,5 +1,5 @@
 """Identities of a federation's parties: keys, certificates, and the roster."""
 
-from rondo.federation.extra import needed
+from rondo.federation import needed
 
-needed(["cryptography"])
+needed("cryptography")

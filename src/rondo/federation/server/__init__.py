@@ -1,0 +1,5 @@
+"""The server of a federation."""
+
+from rondo.federation import needed
+
+needed("flwr", "cryptography")
