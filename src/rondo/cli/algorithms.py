@@ -44,18 +44,12 @@ def list_(
         if given:
             with user_errors():
                 raise ConfigError.at(argument, "it goes with --compat: add that, or remove it", "rondo")
-    from rich.console import Console
-    from rich.table import Table
-
     from rondo import algorithms
+    from rondo.report.terminal import folded, plain_console
 
-    # Without a terminal, print one line per algorithm, so that grep finds it.
-    console = Console()
-    console = console if console.is_terminal else Console(width=250)
+    console = plain_console(width=250)
     columns = _COLUMNS if console.width >= _WIDE else _COLUMNS[:2]
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    table = folded(*columns)
     for core in (True, False):
         for name, entry in algorithms.TABLE.items():
             cells = (name, entry.summary, *entry.flags, entry.up, entry.whole, entry.paper)
@@ -90,15 +84,10 @@ def _compatible(names: list[str] | None, as_json: bool) -> None:
     if as_json:
         print(json.dumps({n: {o: reasons.get(o) for o in OPTIONS} for n, reasons in rows.items()}, indent=2))
         return
-    from rich.console import Console
-    from rich.table import Table
+    from rondo.report.terminal import folded, plain_console
 
-    console = Console()
-    console = console if console.is_terminal else Console(width=250)
-    table = Table(box=None, pad_edge=False)
+    console, table = plain_console(width=250), folded("name", *OPTIONS)
     notes = list(dict.fromkeys(reason for reasons in rows.values() for reason in reasons.values()))
-    for column in ("name", *OPTIONS):
-        table.add_column(column, overflow="fold")
     for name, reasons in rows.items():
         table.add_row(name, *(str(notes.index(reasons[o]) + 1) if o in reasons else "yes" for o in OPTIONS))
     console.print(table)

@@ -123,12 +123,8 @@ def _compared(variants: Any, out: str | None, question: Any, device: str, proces
         print(f"{trial}: {time.perf_counter() - began:.0f} s ({trial.folder})", flush=True)
 
     def repeat(run_dir: Path) -> str:
-        words = repeated(run_dir)
-        return (
-            words
-            if out is not None
-            else words.replace(" to go", f" with --out {shlex.quote(str(run_dir.parent))} to go")
-        )
+        named = "" if out is not None else f" with --out {shlex.quote(str(run_dir.parent))}"
+        return repeated(run_dir).replace(" to go", f"{named} to go")
 
     with stoppable(repeat) as stop:
         comparison = compare.carry_out(

@@ -200,13 +200,10 @@ def peers(
 
 def _table(known: Sequence[Enrolled], *, lines: bool) -> Any:
     """The sites, each in one line so that grep finds it, or in ``lines``, as many as its fingerprint has."""
-    from rich.table import Table
-
     from rondo.federation.identity import certificates
+    from rondo.report.terminal import folded
 
-    table = Table(box=None, pad_edge=False)
-    for column in ("site", "clients", "fingerprint (SHA-256)", "expires", "revoked"):
-        table.add_column(column, overflow="fold")
+    table = folded("site", "clients", "fingerprint (SHA-256)", "expires", "revoked")
     for site in known:
         fingerprint = ("\n" if lines else " ").join(certificates.grouped(site.fingerprint))
         revoked = "revoked" if site.revoked else "no"

@@ -53,9 +53,6 @@ def init(
 ) -> None:
     """Look at the site's rows, and write a commented contract to start from. Nothing leaves."""
     with user_errors(), headed("rondo federate site init"):
-        from rondo.federation.extra import needed
-
-        needed()
         from rondo.data.files.room import Room, TextForm
         from rondo.federation.site.contract import survey
         from rondo.federation.site.run import clients_in
@@ -107,9 +104,6 @@ def log(
 ) -> None:
     """Print what left this site, per day and run, and whether the audit is whole. If it is not, the exit code is 1."""
     with user_errors(), headed("rondo federate site log"):
-        from rondo.federation.extra import needed
-
-        needed()
         from rondo.federation.program import only_program
         from rondo.federation.site.audit import account, audit
         from rondo.federation.site.audit.state import STATE
@@ -137,9 +131,6 @@ def log(
 def start_over(state: Annotated[Path, typer.Argument(help="the site's folder, which is older than its run")]) -> None:
     """Go on in a run with a folder that is older than the server knows: what its clients kept is given up."""
     with user_errors(), headed("rondo federate site start-over"):
-        from rondo.federation.extra import needed
-
-        needed()
         from rondo.federation.site.disk import start_over as given_up
 
         run, clients = given_up(state)
@@ -159,9 +150,6 @@ def program(
     device: str,
 ) -> Iterator[dict[str, Any]]:
     """The options of a site's program, read."""
-    from rondo.federation.extra import needed
-
-    needed()
     quiet_libraries()
     from rondo.federation.identity.keys import SiteKeys
     from rondo.federation.site.contract.document import Contract
@@ -195,20 +183,12 @@ def shown(site: Any, stop: Any) -> None:
 
 def print_offer(offer: Any) -> None:
     """Print a plan beside the contract, line by line, and what would leave."""
-    from rich.table import Table
+    from rondo.report.terminal import folded, plain_console
 
-    from rondo.report.terminal import plain_console
-
-    table = Table(box=None, pad_edge=False)
-    for column in ("", "the plan asks", "the contract allows", ""):
-        table.add_column(column, overflow="fold")
+    table = folded("", "the plan asks", "the contract allows", "")
     for term in offer.terms:
-        table.add_row(
-            visible(term.subject),
-            visible(term.own or term.asked),
-            visible(term.allowed),
-            "" if term.kept else "REFUSED",
-        )
+        words = map(visible, (term.subject, term.own or term.asked, term.allowed))
+        table.add_row(*words, "" if term.kept else "REFUSED")
     print(f"\nrun {visible(offer.plan.run)}")
     plain_console(width=250).print(table)
     if offer.leaving:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import rich.table
 from rich.console import Console
 
 from rondo.errors import visible
@@ -19,6 +20,14 @@ def plain_console(width: int | None = None) -> Console:
     if width is not None and not console.is_terminal:
         console.width = width
     return console
+
+
+def folded(*columns: str) -> rich.table.Table:
+    """A table without rows yet or a frame, whose long cells are folded."""
+    table = rich.table.Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
 
 
 def human_bytes(count: float) -> str:
