@@ -15,7 +15,7 @@ import rondo
 from kinds_of_runs import configured
 from rondo.errors import ConfigError
 from rondo.records import durable
-from rondo.results.page import html, write
+from rondo.report.page.document import html, write
 from rondo.results.watch import watch
 
 Invoke = Callable[..., tuple[int, str]]

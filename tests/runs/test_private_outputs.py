@@ -15,8 +15,8 @@ from rich.console import Console
 import rondo
 from rondo.privacy.accounts.accountant import epsilon
 from rondo.records.directory import RunDirectory
+from rondo.report.page.document import html
 from rondo.report.terminal import summary_table
-from rondo.results.page import html
 from rondo.runs.watching.result import RunResult
 from rondo.study.compare.table import comparison_table
 from small_runs import reviews, save_tiny_bert, settings, write_rows

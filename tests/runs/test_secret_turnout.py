@@ -16,8 +16,8 @@ import rondo
 from rondo.config import load
 from rondo.errors import RunStopped
 from rondo.records.directory import RunDirectory
+from rondo.report.page.document import html
 from rondo.report.terminal import summary_table
-from rondo.results.page import html
 from rondo.runs.watching.result import RunResult
 from rondo.study import pictures as comparisons
 from rondo.study.compare.table import comparison_table

@@ -305,8 +305,8 @@ def report(
 ) -> None:
     """Show runs on one page: scores, clients, traffic, failures, differences. It needs no network."""
     with user_errors(), headed("rondo report"):
+        from rondo.report.page.document import write
         from rondo.report.terminal import human_bytes
-        from rondo.results.page import write
 
         file = out or "report.html"
         size = write(runs, file, title=title, against=against)

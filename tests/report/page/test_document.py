@@ -17,8 +17,7 @@ from page_runs import HOSTILE, grid, hostile, recorded
 from rondo.errors import ConfigError
 from rondo.records.recorded import Claim
 from rondo.report.page import document
-from rondo.report.page.document import page
-from rondo.report.page.markup import script_json
+from rondo.report.page.document import page, script_json
 
 CLAIM = Claim(claim="ahead of FFA-LoRA", source="RoLoRA, Figure 5", paper="0.05", here="0.04 [0.03, 0.05]", seeds=5)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,6 @@ from rondo.records.curve import Spread, points
 from rondo.records.recorded import Recorded
 from rondo.report.numbers import number, plus_minus
 from rondo.report.page.groups import Group
-from rondo.report.page.markup import compact, finite
 from rondo.report.table import Table
 
 Points: TypeAlias = Mapping[int, float]
@@ -123,6 +123,23 @@ def lines_of(groups: Sequence[Group], score: Score) -> Iterator[Line]:
         if not spreads:
             continue
         yield Line.of(group.label, group.style, list(spreads), list(spreads.values()))
+
+
+def finite(value: Any) -> float | None:
+    """A number that a chart can show; None for anything else that a file may hold in its place."""
+    try:
+        number = float(value) if isinstance(value, float | int) else math.nan
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def compact(value: float | None) -> float | int | None:
+    """A number of a chart with five digits that count, as an integer where it is one; None where it is not finite."""
+    if value is None or not math.isfinite(value):
+        return None
+    short = float(f"{value:.5g}")
+    return int(short) if short == int(short) else short
 
 
 def unit(most: float) -> tuple[str, float]:

@@ -12,9 +12,8 @@ from rondo.errors import first_of
 from rondo.records.curve import OWN_KINDS, Spread
 from rondo.records.recorded import Recorded
 from rondo.report.numbers import number, share_interval
-from rondo.report.page.charts import Chart, Line, is_share
+from rondo.report.page.charts import Chart, Line, finite, is_share
 from rondo.report.page.groups import Group
-from rondo.report.page.markup import finite
 from rondo.report.table import Table
 
 _POINTS, _ROWS, _BARS = 200, 60, 200

@@ -9,24 +9,27 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
+from typing import Any
 
 import jinja2
 
 from rondo.config import task_kinds as tasks
 from rondo.errors import ConfigError
+from rondo.records import durable, read
 from rondo.records.curve import TEST_KINDS
 from rondo.records.recorded import Claim, Recorded
 from rondo.report.numbers import number
 from rondo.report.page.charts import last
 from rondo.report.page.clients import final_scores, scored_rows
 from rondo.report.page.groups import Group, grouped
-from rondo.report.page.markup import script_json
 from rondo.report.page.scores import scores
 from rondo.report.page.sections import build
 
@@ -115,6 +118,13 @@ def _uplot(name: str) -> str:
     if hashlib.sha256(text.encode()).hexdigest() != UPLOT[name]:
         raise ValueError(f"{name} is not the file of uPlot 1.6.32 that this page was made for: install Rondo again")
     return text
+
+
+def script_json(content: Any) -> str:
+    """JSON within a script element: no sequence of characters in it ends the element, opens a comment, or ends a line
+    of JavaScript. The separators are short, numbers that are not finite are null."""
+    text = json.dumps(content, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _hash(text: str) -> str:
@@ -254,3 +264,41 @@ def _count(count: int, word: str) -> str:
 def _span(numbers: set[int], word: str) -> str:
     low, high = min(numbers), max(numbers)
     return _count(high, word) if low == high else f"{number(low)} to {_count(high, word)}"
+
+
+def html(paths: Sequence[str | Path], *, title: str | None = None, against: str | None = None) -> str:
+    """The page of the runs at ``paths``: run directories, or folders of some. ``title``, ``against``: of
+    :func:`page`.
+
+    Raises :class:`ConfigError` for a path without a run, and for a file that is not as a run writes it.
+    """
+    found = read.folders(paths)
+    runs = [read.read(path, label) for path, label in found]
+    claims = read.claims([path for path, _ in found])
+    return page(runs, claims, read.stopped(paths), title=title, against=against)
+
+
+def write(paths: Sequence[str | Path], out: str | Path, *, title: str | None = None, against: str | None = None) -> int:
+    """Write the page to the file ``out``; return its bytes. An earlier page there is replaced, and no other file.
+
+    Raises :class:`ConfigError` as :func:`html` does, and where the file cannot be written.
+    """
+    out = Path(out)
+    if out.is_dir() or (out.exists() and not _is_page(out)):
+        message = f"{str(out)!r} is there and is no page of runs; name another file"
+        raise ConfigError.at("--out", message, "rondo report")
+    content = html(paths, title=title, against=against).encode()
+    try:
+        durable.write(out, content)
+    except OSError as error:
+        message = f"{str(out)!r} cannot be written: {error.strerror}; name another file"
+        raise ConfigError.at("--out", message, "rondo report") from None
+    return len(content)
+
+
+def _is_page(file: Path) -> bool:
+    try:
+        with file.open("rb") as stream:
+            return MARK.encode() in stream.read(4096)
+    except OSError:
+        return False

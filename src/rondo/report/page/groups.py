@@ -11,7 +11,6 @@ from typing import Any
 
 from rondo.records.recorded import Recorded
 from rondo.report.drawing import styles
-from rondo.report.page.markup import flat
 
 _BESIDE = ("seed", "simulation.engine", "simulation.workers")
 """Keys that no group differs by: the seed, and where clients train, which changes no bit."""
@@ -83,7 +82,16 @@ def shared(groups: Sequence[Group]) -> Iterator[tuple[str, str]]:
 
 
 def _keys(run: Recorded) -> dict[str, Any]:
-    return {key: value for key, value in flat(run.config).items() if key not in _BESIDE}
+    return {key: value for key, value in _flat(run.config).items() if key not in _BESIDE}
+
+
+def _flat(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """The values of nested mappings by their key paths."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        place = f"{path}.{key}" if path else str(key)
+        found |= _flat(value, place) if isinstance(value, Mapping) and value else {place: value}
+    return found
 
 
 def _value(keys: Mapping[str, Any], key: str) -> str | None:

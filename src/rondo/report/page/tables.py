@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from rondo.privacy.guarantee import added
 from rondo.records.curve import Spread
-from rondo.records.paired import Difference, against, half_interval
+from rondo.records.paired import Difference, against
 from rondo.records.recorded import Claim, Recorded
 from rondo.records.summary import totals
 from rondo.report.numbers import difference, number, plus_minus, probability, told_of_differences
@@ -56,13 +56,13 @@ def results(groups: Sequence[Group], found: Sequence[Score], reference: Group) -
     rows = []
     for group in groups:
         sums = [totals(run.rounds) for run in group.runs]
-        up, down = (_mean([s["bytes"][way] for s in sums]) for way in ("up", "down"))
+        up, down = (statistics.fmean(s["bytes"][way] for s in sums) for way in ("up", "down"))
         seconds = [sum(record["seconds"] for record in run.rounds) for run in group.runs]
         rounds = sorted({len(run.rounds) for run in group.runs})
         failures = sum(s["failed_clients"] for s in sums)
         row = [group.label, _seeds(group.seeds), " to ".join(map(str, {rounds[0]: 0, rounds[-1]: 0}))]
         row += [cell(group) for cell in cells]
-        costs = [human_bytes(up), human_bytes(down), plus_minus(_mean(seconds), half_interval(seconds)), str(failures)]
+        costs = [human_bytes(up), human_bytes(down), _shown(Spread.of(seconds)), str(failures)]
         *costs, lost = ["-"] * 4 if group.secret_turnout else costs
         rows.append([*row, *costs, *([_epsilon(group)] if private else []), lost])
     several = any(len(group.runs) > 1 for group in groups)
@@ -104,17 +104,13 @@ def _measure(name: str) -> Any:
     def cell(group: Group) -> str:
         values = [run.rounds[-1].get("measures", {}).get(name) for run in group.runs if run.rounds]
         known = [value for value in values if value is not None]
-        return plus_minus(_mean(known), half_interval(known)) if known else "-"
+        return _shown(Spread.of(known) if known else None)
 
     return cell
 
 
 def _shown(spread: Spread | None) -> str:
     return "-" if spread is None else plus_minus(spread.mean, spread.half)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return statistics.fmean(values) if values else 0.0
 
 
 def _epsilon(group: Group) -> str:
@@ -132,7 +128,8 @@ def traffic(groups: Sequence[Group]) -> Table | None:
     for group in (group for group in groups if not group.secret_turnout):
         sums = [totals(run.rounds)["bytes"] for run in group.runs]
         keys = ("up_per_client_round", "down_per_client_round", "up", "down", "first_contact")
-        rows.append([group.label, group.runs[0].travels, *(human_bytes(_mean([s[key] for s in sums])) for key in keys)])
+        means = (statistics.fmean(s[key] for s in sums) for key in keys)
+        rows.append([group.label, group.runs[0].travels, *map(human_bytes, means)])
     columns = ("method", "tensors", "up, client and round", "down, client and round", "up", "down", "first contact")
     title = "Bytes of tensors; down includes the first contact, but not per round"
     return Table(title, columns, rows, words=(0, 1)) if rows else None
