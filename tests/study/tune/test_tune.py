@@ -33,8 +33,7 @@ from rondo.study.claims import entry as entries
 from rondo.study.claims.trials import Trials
 from rondo.study.runs import Runs, Trial
 from rondo.study.score import NoScore, Score
-from rondo.study.tune.search import Search
-from rondo.study.tune.tuning import Chosen, Kept, Tuning
+from rondo.study.tune.tuning import Chosen, Kept, Search, Tuning
 from small_entries import TRAIN
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 

@@ -19,8 +19,7 @@ from rondo.records.curve import Curve
 from rondo.study.claims import entry as entries
 from rondo.study.claims.entry import Entry
 from rondo.study.runs import Runs, Trial, place
-from rondo.study.tune.search import Search
-from rondo.study.tune.tuning import Chosen, Kept, Point
+from rondo.study.tune.tuning import Chosen, Kept, Point, Search
 
 
 class Trials(Runs):

@@ -2,9 +2,6 @@
 
 ::
 
-    tuning      what is searched: grid, seeds, share held out
-    search      halving over seeds: the trials that are missing, and the point of each method
-    proposals   points of a large grid, by optuna
-    chosen      the values of a method, as a file keeps them
+    tuning      a search: grid, seeds, share held out; halving over seeds; the values, as a file has them
     methods     a configuration with a table per method: searched, and written with its values
 """

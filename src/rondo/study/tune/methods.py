@@ -22,8 +22,7 @@ from rondo.study import compare
 from rondo.study.compare.numbers import first_metric, higher_is_better
 from rondo.study.runs import Runs, Trial, place
 from rondo.study.score import Score
-from rondo.study.tune.search import Search
-from rondo.study.tune.tuning import Chosen, Point, Tuning, digest, merge, nested
+from rondo.study.tune.tuning import Chosen, Point, Search, Tuning, digest, merge, nested
 
 _SOURCE = "rondo tune"
 _LINEAR = "builtin:linear"
