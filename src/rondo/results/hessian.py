@@ -9,7 +9,7 @@ the server's, on all rows. H is reached through products H v alone, each a gradi
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from rondo.models.networks.network import Base, Network
 from rondo.models.networks.rows import Rows
 from rondo.params import Params, add_client_axis, buffer, on_device, pick
 from rondo.results.reopen import reopen
-from rondo.tasks.task import Batch, Example, Task
+from rondo.tasks.task import Example, Task
 
 _SOURCE = "rondo.hessian"
 
@@ -200,10 +200,7 @@ class Curvature:
 
     def _loss(self, params: Params, rows: Sequence[Example]) -> tuple[Tensor, Tensor]:
         """The sum of the losses of ``rows`` and the number of their targets."""
-        inputs, targets = self._on_device(rows)
+        inputs, targets = (on_device(part, self.network.device) for part in self.task.collate(rows))
         of_call = Rows.of([rows], self.task).to(self.network.device)
         sums, counts = self.task.loss(self.network(params, self.base, inputs, None, of_call), targets)
         return sums.sum(), counts.sum()
-
-    def _on_device(self, rows: Sequence[Example]) -> Iterator[Batch]:
-        return (on_device(part, self.network.device) for part in self.task.collate(rows))

@@ -49,7 +49,7 @@ class Order:
 
 
 class Hand:
-    """A run at a worker. See :class:`rondo.runs.workers.ray.Hand`."""
+    """A run at a worker. ``facts``: versions and settings that must be the same at every worker."""
 
     def __init__(self, order: Order) -> None:
         torch.set_num_threads(order.threads)
@@ -63,6 +63,7 @@ class Hand:
         self._memory.__enter__()  # until the process ends
 
     def train(self, job: bytes, name: str, common: bytes) -> bytes:
+        """The answers to a job. ``name`` is that of the ``common`` bytes."""
         held = self._common
         if held is None or held[0] != name:
             self._common = held = (name, Common.decode(common))

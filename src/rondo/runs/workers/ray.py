@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -34,24 +34,13 @@ _LOADINGS = 3
 """A worker that dies this many times while it loads the run stops it."""
 
 
-class WorkerPart(Protocol):
-    """The work of a worker, on its own machine."""
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """Versions and settings that must be the same at every worker."""
-
-    def train(self, job: bytes, name: str, common: bytes) -> bytes:
-        """The answers to a job. ``name`` is that of the ``common`` bytes."""
-
-
 class _Actor:
     """Runs in a process of Ray's. It loads the run in a call, not in its constructor, whose errors Ray hides."""
 
-    def __init__(self, make: Callable[[Any], WorkerPart], paths: Sequence[str]) -> None:
+    def __init__(self, make: Callable[[Any], Any], paths: Sequence[str]) -> None:
         sys.path += [p for p in paths if p not in sys.path]  # code of the user's own
         self._make, self._lock = make, threading.Lock()
-        self._hand: WorkerPart | None = None
+        self._hand: Any = None
 
     def load(self, order: Any) -> tuple[str, Mapping[str, Any] | None, str]:
         """The machine's name, and the run's facts, or what the user must mend."""
@@ -66,8 +55,8 @@ class _Actor:
 
     def train(self, job: bytes, name: str, common: bytes, threads: int) -> bytes:
         torch.set_num_threads(threads)
-        assert self._hand is not None
-        return self._hand.train(job, name, common)
+        answers: bytes = self._hand.train(job, name, common)
+        return answers
 
 
 @dataclass
@@ -101,12 +90,10 @@ class RayWorkers:
     def devices(self) -> int:
         return 1 if self.device == "cpu" else self.count
 
-    def load(
-        self, make: Callable[[Any], WorkerPart], order: Any, check: Callable[[str, Mapping[str, Any]], None]
-    ) -> None:
+    def load(self, make: Callable[[Any], Any], order: Any, check: Callable[[str, Mapping[str, Any]], None]) -> None:
         """Have every worker begin to load a run.
 
-        ``make``: gives a worker its part, from ``order``.
+        ``make``: gives a worker its part, from ``order``: a :class:`~rondo.runs.workers.places.Hand`.
         ``check``: raises an error if a worker's facts are not those of the run.
         """
         import ray
