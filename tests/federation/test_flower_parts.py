@@ -14,21 +14,9 @@ pytest.importorskip("flwr")
 
 import rondo
 from rondo.federation import flower
-from rondo.federation.server.line.links import Links
 
 SOURCE = Path(rondo.__file__).parent
 PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
-OF_THE_STATE = (
-    "acknowledge_node_heartbeat",
-    "activate_node",
-    "create_node",
-    "deactivate_node",
-    "get_node_info",
-    "lock",
-    "nodes",
-    "node_public_key_to_node_id",
-)
-"""Members of Flower's state in memory that ours calls or replaces."""
 
 
 def imported(path: Path) -> list[tuple[str, str]]:
@@ -54,17 +42,6 @@ def test_part_is_there(module: str, name: str) -> None:
     if not hasattr(owner, name):
         importlib.import_module(f"{module}.{name}")
     here(owner, name, module)
-
-
-@pytest.mark.parametrize("name", OF_THE_STATE)
-def test_part_of_the_state_is_there(name: str) -> None:
-    here(Links(), name, "InMemoryLinkState")
-    if callable(getattr(flower.InMemoryLinkState, name, None)):
-        here(flower.InMemoryLinkState, name, "InMemoryLinkState")
-
-
-def test_handler_is_there() -> None:
-    here(flower.fleet_handlers, "send_node_heartbeat", "fleet_handlers")
 
 
 def test_no_other_file_knows_a_private_part() -> None:

@@ -24,7 +24,7 @@ from rondo.federation.site.line.supernode import SuperNode, TurnedAway
 def asked(link: Line, program: Program, name: str = "north") -> int:
     """The status of a question by a program that has connected."""
     site = link.site(name, program)
-    site.node.node_id = link.link._links.node_of(name)
+    site.node.node_id = fleet.number_of(name)
     return site.post("pull-messages", PullMessagesRequest(node=site.node)).status_code
 
 
@@ -74,7 +74,7 @@ def test_letters_go_to_the_first_program_alone(tmp_path: Path) -> None:
         assert link.site("north", second).connect().status_code == 409
         for route in ("pull-messages", "pull-object", "push-object", "send-node-heartbeat", "deactivate-node"):
             site = link.site("north", second)
-            site.node.node_id = link.link._links.node_of("north")
+            site.node.node_id = fleet.number_of("north")
             body = (
                 DeactivateNodeRequest(node_id=site.node.node_id)
                 if "deact" in route

@@ -6,17 +6,10 @@ Any version may lack it: ``tests/federation/test_flower_parts.py`` says by name 
 
 from __future__ import annotations
 
-from flwr.common.constant import NOOP_ACCOUNT_NAME as NOOP_ACCOUNT_NAME
-from flwr.common.constant import NOOP_FLWR_AID as NOOP_FLWR_AID
 from flwr.proto import fleet_pb2 as fleet_pb2
 from flwr.proto import heartbeat_pb2 as heartbeat_pb2
 from flwr.proto import message_pb2 as message_pb2
 from flwr.proto.node_pb2 import Node as Node
-from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState as InMemoryLinkState
-from flwr.supercore.constant import NodeStatus as NodeStatus
 from flwr.supercore.dependencies.version import VersionDependency as VersionDependency
 from flwr.supercore.error import http_error_translator as http_error_translator
-from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore as InMemoryObjectStore
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE as PROTOBUF_MEDIA_TYPE
-from flwr.superlink.federation import NoOpFederationManager as NoOpFederationManager
-from flwr.superlink.servicer.fleet import fleet_handlers as fleet_handlers

@@ -1,13 +1,14 @@
 """The server's side of Flower's Fleet API, as far as a site uses it: its routes, behind the door.
 
 Flower's own routers pass a request through four layers and two threads, at several milliseconds each; here one table
-leads to Flower's handlers. A site asks for letters, and its question is held until there is one, so an idle site costs
+leads to the answers. A site asks for letters, and its question is held until there is one, so an idle site costs
 a request every 20 s.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 import time
 from collections.abc import Callable
@@ -22,15 +23,15 @@ from starlette.responses import Response
 from rondo.federation.flower import (
     PROTOBUF_MEDIA_TYPE,
     VersionDependency,
-    fleet_handlers,
     fleet_pb2,
+    heartbeat_pb2,
     http_error_translator,
     message_pb2,
 )
 from rondo.federation.letter import KINDS
 from rondo.federation.program import Program
 from rondo.federation.server.line.door import ROUTES, Asked, Turned
-from rondo.federation.server.line.links import BEAT, Links
+from rondo.federation.server.line.links import Links
 from rondo.federation.signature import notice_header
 
 HELD = 20.0
@@ -49,8 +50,8 @@ class Fleet:
         self._places = Places(told)
         self._keys: dict[str, bytes] = {}
         """The key that each site has connected with."""
-        self._held: dict[int, asyncio.Future[bool]] = {}
-        """The question that is held, by node. It ends with whether it is still to be answered by a letter."""
+        self._held: dict[str, asyncio.Future[bool]] = {}
+        """The question that is held, by site. It ends with whether it is still to be answered by a letter."""
         self._version = VersionDependency(component_name="SuperLink", connection_name="site <-> server")
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -58,12 +59,12 @@ class Fleet:
         """The key by which a site has connected last; empty if it never has."""
         return self._keys.get(site, b"")
 
-    def wake(self, node: int, letter: bool = True) -> None:
-        """Answer the question that is held for ``node``, since there is a letter, or so that the site hears at the door
+    def wake(self, site: str, letter: bool = True) -> None:
+        """Answer the question that is held for ``site``, since there is a letter, or so that the site hears at the door
         that its key is no longer valid. Called from any thread."""
         if self._loop is not None:
             with suppress(RuntimeError):  # the server has stopped
-                self._loop.call_soon_threadsafe(self._release, node, letter)
+                self._loop.call_soon_threadsafe(self._release, site, letter)
 
     async def answer(self, asked: Asked) -> Response:
         """The answer to a request, or an error in Flower's form."""
@@ -87,93 +88,96 @@ class Fleet:
             raise Turned(400, "no message of this route") from None
         if isinstance(request, fleet_pb2.ActivateNodeRequest):
             return self._activate(asked, request)
-        node = self._links.node_of(asked.site)
         named = request.node_id if isinstance(request, fleet_pb2.DeactivateNodeRequest) else request.node.node_id
-        if named != node:
+        if named != number_of(asked.site):
             raise Turned(401, "not the node of this site")
-        self._hear(asked, node)
+        self._hear(asked)
         if isinstance(request, fleet_pb2.DeactivateNodeRequest):
-            return self._deactivate(asked.site, node)
+            return self._deactivate(asked.site)
         if isinstance(request, fleet_pb2.PullMessagesRequest):
-            return await self._pull(asked, node)
-        return self._other(node, request)
+            return await self._pull(asked)
+        return self._other(asked.site, request)
 
-    def _hear(self, asked: Asked, node: int) -> None:
+    def _hear(self, asked: Asked) -> None:
         """Note that a site's program is there. Raises :class:`Turned` where the site's place is not its own."""
         try:
             self._places.hear(asked.site, asked.program, asked.address)
         except Absent:
             raise Turned(401, "this program has not connected") from None
         except PlaceTaken as taken:
-            self._release(node, False)  # the first one hears of it at once
+            self._release(asked.site, False)  # the first one hears of it at once
             raise Turned(409, str(taken)) from None
-        self._links.acknowledge_node_heartbeat(node, BEAT)
+        self._links.hear(asked.site)
 
     def _activate(self, asked: Asked, request: fleet_pb2.ActivateNodeRequest) -> Message:
         self._version(asked.request)
         if request.public_key != asked.public_key:
             raise Turned(401, "not the key that signed the request")
-        node = self._links.node_of(asked.site)
-        self._release(node, False)  # whoever holds a question hears of it at once
+        self._release(asked.site, False)  # whoever holds a question hears of it at once
         try:
             self._places.enter(asked.site, asked.program, asked.address)
         except PlaceTaken as taken:
             raise Turned(409, str(taken)) from None
         self._keys[asked.site] = asked.public_key
-        self._links.activate_node(node, BEAT)
+        self._links.hear(asked.site, anew=True)
         self._changed()
-        return fleet_pb2.ActivateNodeResponse(node_id=node)
+        return fleet_pb2.ActivateNodeResponse(node_id=number_of(asked.site))
 
-    def _deactivate(self, site: str, node: int) -> Message:
+    def _deactivate(self, site: str) -> Message:
         self._places.leave(site)
-        self._release(node, False)
-        self._links.deactivate_node(node)
+        self._release(site, False)
+        self._links.leave(site)
         self._changed()
         return fleet_pb2.DeactivateNodeResponse()
 
-    async def _pull(self, asked: Asked, node: int) -> Message:
-        if not self._links.has_letter(node) and not await self._hold(asked, node):
+    async def _pull(self, asked: Asked) -> Message:
+        if not self._links.has_letter(asked.site) and not await self._hold(asked):
             return fleet_pb2.PullMessagesResponse()
-        self._hear(asked, node)
-        if (found := self._links.next(node)) is None:
+        self._hear(asked)
+        if (found := self._links.next(asked.site)) is None:
             return fleet_pb2.PullMessagesResponse()
         about = message_pb2.Metadata(message_id=found[0], message_type=KINDS[found[1]])
         return fleet_pb2.PullMessagesResponse(messages_list=[message_pb2.Message(metadata=about)])
 
-    async def _hold(self, asked: Asked, node: int) -> bool:
-        """Wait for a letter to ``node``. False: there is none, or this question is not to be answered by it, since the
+    async def _hold(self, asked: Asked) -> bool:
+        """Wait for a letter to the site. False: there is none, or this question is not to be answered by it, since the
         asker is gone or has asked anew."""
-        self._release(node, False)
-        held = self._held[node] = asyncio.get_running_loop().create_future()
+        self._release(asked.site, False)
+        held = self._held[asked.site] = asyncio.get_running_loop().create_future()
         gone = asyncio.ensure_future(asked.request.receive())
         try:
             ended, _ = await asyncio.wait({held, gone}, timeout=HELD, return_when=asyncio.FIRST_COMPLETED)
             if not ended:
-                self._hear(asked, node)
+                self._hear(asked)
             return held.done() and held.result() and not gone.done()
         finally:
             gone.cancel()
-            if self._held.get(node) is held:
-                del self._held[node]
+            if self._held.get(asked.site) is held:
+                del self._held[asked.site]
 
-    def _release(self, node: int, letter: bool) -> None:
-        held = self._held.pop(node, None)
+    def _release(self, site: str, letter: bool) -> None:
+        held = self._held.pop(site, None)
         if held is not None and not held.done():
             held.set_result(letter)
 
-    def _other(self, node: int, request: Message) -> Message:
+    def _other(self, site: str, request: Message) -> Message:
         """Raise :class:`Turned` for a part that no letter can have."""
         if not isinstance(request, message_pb2.PullObjectRequest | message_pb2.PushObjectRequest):
-            return fleet_handlers.send_node_heartbeat(request, self._links)
+            return heartbeat_pb2.SendNodeHeartbeatResponse(success=True)
         if _PART_ID.fullmatch(request.object_id) is None:
             raise Turned(400, "not a part of a letter")
         number, _, place = request.object_id.partition("/")
         if isinstance(request, message_pb2.PushObjectRequest):
-            taken = self._links.take(node, number, int(place), request.object_content)
+            taken = self._links.take(site, number, int(place), request.object_content)
             return message_pb2.PushObjectResponse(stored=taken)
-        part = self._links.part(node, number, int(place))
+        part = self._links.part(site, number, int(place))
         found = part is not None
         return message_pb2.PullObjectResponse(object_found=found, object_available=found, object_content=part or b"")
+
+
+def number_of(site: str) -> int:
+    """The number by which Flower's messages name a site: a hash of its name."""
+    return int.from_bytes(hashlib.sha256(site.encode()).digest()[:7])
 
 
 _PART_ID = re.compile("[0-9a-f]{32}/[0-9]{1,9}")

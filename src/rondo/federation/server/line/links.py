@@ -1,14 +1,15 @@
-"""The state of the server's line, in memory: nodes as Flower keeps them, letters, and the replies to them."""
+"""The state of the server's line, in memory: its sites, letters, and the replies to them."""
 
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from io import BytesIO
 
-from rondo.federation import flower
 from rondo.federation.letter import PART
 
 BEAT = 30.0
@@ -20,7 +21,7 @@ class _Post:
     """A letter on its way, and the reply to it. ``until``: when nobody waits for the reply any more, by this machine's
     monotonic clock. ``largest``: bytes of the largest reply."""
 
-    node: int
+    site: str
     kind: str
     letter: bytes
     until: float
@@ -32,81 +33,81 @@ class _Post:
     """Whether all of the reply is there, or as much as will be taken of it."""
 
 
-class Links(flower.InMemoryLinkState):
-    """Flower's state of nodes, and letters to them: what must survive a crash is in the run directory. A node is a
-    site.
+class Links:
+    """The sites on the line, and letters to them: what must survive a crash is in the run directory.
 
     ``replied``: called when a reply is complete.
     """
 
     def __init__(self, replied: Callable[[], None] = lambda: None) -> None:
-        self._replied = replied
-        super().__init__(flower.NoOpFederationManager(), flower.InMemoryObjectStore())
+        self._replied, self._lock = replied, threading.RLock()
+        self._sites: dict[str, tuple[str, float]] = {}
+        """When each site came last, and when it counts as gone, by this machine's monotonic clock."""
         self._posts: dict[str, _Post] = {}
         """By the letter's number."""
-        self._unread: dict[int, dict[str, None]] = {}
-        """Numbers of the letters that each node has not heard of, the oldest first."""
+        self._unread: dict[str, dict[str, None]] = {}
+        """Numbers of the letters that each site has not heard of, the oldest first."""
 
-    def node_of(self, site: str) -> int:
-        """The node of a site, by its name."""
-        with self.lock:
-            key = site.encode()
-            node = self.node_public_key_to_node_id.get(key)
-            return (
-                node if node is not None else self.create_node(flower.NOOP_FLWR_AID, flower.NOOP_ACCOUNT_NAME, key, 0)
-            )
+    def hear(self, site: str, *, anew: bool = False) -> None:
+        """Note a sign of life, which holds for the same time whatever the site says. ``anew``: whether it connects,
+        maybe before its death was noticed."""
+        with self._lock:
+            (since, until), now = self._sites.get(site, ("", 0.0)), time.monotonic()
+            since = datetime.now(UTC).isoformat() if anew or until <= now else since
+            self._sites[site] = since, now + 2 * BEAT
 
-    def activate_node(self, node_id: int, heartbeat_interval: float) -> bool:
-        """As Flower's, but a site that died and comes back need not wait until its death is noticed."""
-        self.deactivate_node(node_id)
-        return super().activate_node(node_id, heartbeat_interval)
+    def leave(self, site: str) -> None:
+        """Note that a site, which was there, is gone."""
+        with self._lock:
+            self._sites[site] = self._sites[site][0], 0.0
 
-    def acknowledge_node_heartbeat(self, node_id: int, heartbeat_interval: float) -> bool:
-        """As Flower's, but no site can say that it is there for an hour."""
-        return super().acknowledge_node_heartbeat(node_id, min(heartbeat_interval, BEAT))
+    def present(self) -> dict[str, str]:
+        """The sites that are there, each with the time at which it came."""
+        with self._lock:
+            return {site: since for site, (since, until) in self._sites.items() if until > time.monotonic()}
 
     # --- letters to sites -----------------------------------------------------------------------------------------
 
-    def post(self, node: int, kind: str, letter: bytes, seconds: float, largest: int) -> str | None:
-        """Leave a letter for ``node``. Returns its number, or None if the node has never been there.
+    def post(self, site: str, kind: str, letter: bytes, seconds: float, largest: int) -> str | None:
+        """Leave a letter for ``site``. Returns its number, or None if the site has never been there.
 
         ``largest``: bytes of the largest letter in reply.
         """
-        with self.lock:
-            if not self.nodes[node].last_activated_at:
+        with self._lock:
+            if site not in self._sites:
                 return None
             number = secrets.token_hex(16)
-            self._posts[number] = _Post(node, kind, letter, time.monotonic() + seconds, largest)
-            self._unread.setdefault(node, {})[number] = None
+            self._posts[number] = _Post(site, kind, letter, time.monotonic() + seconds, largest)
+            self._unread.setdefault(site, {})[number] = None
         return number
 
-    def has_letter(self, node: int) -> bool:
-        """Whether a letter waits for ``node`` to fetch it."""
-        return bool(self._unread.get(node))
+    def has_letter(self, site: str) -> bool:
+        """Whether a letter waits for ``site`` to fetch it."""
+        return bool(self._unread.get(site))
 
-    def next(self, node: int) -> tuple[str, str] | None:
-        """Number and kind of the next letter to ``node``, each handed out once; None if there is none."""
-        with self.lock:
-            for number in list(self._unread.get(node, {})):
-                del self._unread[node][number]
+    def next(self, site: str) -> tuple[str, str] | None:
+        """Number and kind of the next letter to ``site``, each handed out once; None if there is none."""
+        with self._lock:
+            for number in list(self._unread.get(site, {})):
+                del self._unread[site][number]
                 if time.monotonic() < self._posts[number].until:
                     return number, self._posts[number].kind
                 self.drop(number)
         return None
 
-    def part(self, node: int, number: str, place: int) -> bytes | None:
-        """The part at ``place`` of letter ``number``; None if ``node`` has no such letter."""
+    def part(self, site: str, number: str, place: int) -> bytes | None:
+        """The part at ``place`` of letter ``number``; None if ``site`` has no such letter."""
         post = self._posts.get(number)
-        return None if post is None or post.node != node else post.letter[place * PART : (place + 1) * PART]
+        return None if post is None or post.site != site else post.letter[place * PART : (place + 1) * PART]
 
     # --- replies --------------------------------------------------------------------------------------------------
 
-    def take(self, node: int, number: str, place: int, part: bytes) -> bool:
-        """Take the part at ``place`` of the reply to letter ``number`` to ``node``. False: it is not the next one of a
+    def take(self, site: str, number: str, place: int, part: bytes) -> bool:
+        """Take the part at ``place`` of the reply to letter ``number`` to ``site``. False: it is not the next one of a
         reply that is waited for, or is too much."""
-        with self.lock:
+        with self._lock:
             post = self._posts.get(number)
-            if post is None or post.node != node or post.answered or place != post.parts:
+            if post is None or post.site != site or post.answered or place != post.parts:
                 return False
             fits = post.reply.tell() + len(part) <= post.largest
             if fits:
@@ -122,7 +123,7 @@ class Links(flower.InMemoryLinkState):
     def fetch(self, number: str) -> bytes | None:
         """The letter in reply to letter ``number`` once all of it is there; empty where it was too large. Both are
         dropped then."""
-        with self.lock:
+        with self._lock:
             post = self._posts.get(number)
             if post is None or not post.answered:
                 return None
@@ -131,7 +132,7 @@ class Links(flower.InMemoryLinkState):
 
     def drop(self, number: str) -> None:
         """Drop letter ``number`` and the reply to it."""
-        with self.lock:
+        with self._lock:
             post = self._posts.pop(number, None)
             if post is not None:
-                self._unread[post.node].pop(number, None)
+                self._unread[post.site].pop(number, None)

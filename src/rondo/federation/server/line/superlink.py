@@ -18,7 +18,6 @@ from typing import Any
 import uvicorn
 
 from rondo.errors import ConfigError
-from rondo.federation.flower import NodeStatus
 from rondo.federation.identity.roster import Roster
 from rondo.federation.server.line.callers import CallerServer
 from rondo.federation.server.line.door import Door
@@ -90,18 +89,16 @@ class SuperLink:
 
     def present(self) -> dict[str, str]:
         """See :class:`~rondo.federation.server.sites.SiteLine`: another time after every restart."""
-        nodes = self._links.get_node_info(statuses=[NodeStatus.ONLINE])
-        names = {node.public_key.decode(): node.last_activated_at or "" for node in nodes}
+        names = self._links.present()
         valid = {name: since for name, since in names.items() if self._door.valid(self._fleet.connected_by(name))}
         for name in names.keys() - valid.keys():
-            self._fleet.wake(self._links.node_of(name), letter=False)
+            self._fleet.wake(name, letter=False)
         return valid
 
     def send(self, site: str, kind: str, letter: bytes, seconds: float, largest: int) -> str | None:
         """See :class:`~rondo.federation.server.sites.SiteLine`. None for a site that was never there."""
-        node = self._links.node_of(site)
-        number = self._links.post(node, kind, letter, seconds, largest)
-        self._fleet.wake(node)
+        number = self._links.post(site, kind, letter, seconds, largest)
+        self._fleet.wake(site)
         return number
 
     def wait(self, after: int, seconds: float) -> int:
