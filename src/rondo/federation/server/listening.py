@@ -145,21 +145,14 @@ class _Watched:
     def __init__(self, path: Path, told: Callable[[str], None]) -> None:
         self._path, self._told = path, told
         # In one: several threads ask, and the roster that they see must be that of this stamp or a newer one.
-        self._seen = self._stamp(), Roster.read(path)
+        self._seen = _stamp(path), Roster.read(path)
 
     def roster(self) -> Roster:
         """The roster as it is now."""
-        stamp, (seen, known) = self._stamp(), self._seen
+        stamp, (seen, known) = _stamp(self._path), self._seen
         if stamp != seen:
             self._seen = stamp, self._read(known)
         return self._seen[1]
-
-    def _stamp(self) -> tuple[int, ...]:
-        try:
-            status = self._path.stat()
-        except OSError:
-            return ()
-        return status.st_mtime_ns, status.st_ino, status.st_size
 
     def _read(self, known: Roster) -> Roster:
         try:
@@ -168,6 +161,15 @@ class _Watched:
             (problem,) = error.problems
             self._told(f"the roster from before stays in force: {problem.path}: {problem.message}")
             return known
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Everything by which it shows that a file was written again; nothing while it is missing."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ()
+    return status.st_mtime_ns, status.st_ino, status.st_size
 
 
 _LOOK = 2.0
@@ -198,7 +200,8 @@ def renewed(folder: Path, line: SuperLink, roster: Callable[[], Roster], told: C
 def _watch(
     folder: Path, line: SuperLink, roster: Callable[[], Roster], told: Callable[[str], None], over: threading.Event
 ) -> None:
-    said, seen = None, _stamps(folder)
+    files = [folder / name for name in ("server.crt", "server.key")]
+    said, seen = None, list(map(_stamp, files))
     while True:
         if (today := datetime.now(UTC).date()) != said:
             for text in ending(ends(folder, roster()), today):
@@ -206,7 +209,7 @@ def _watch(
             said = today
         if over.wait(_LOOK):
             return
-        if (stamps := _stamps(folder)) != seen:
+        if (stamps := list(map(_stamp, files))) != seen:
             seen = stamps
             try:
                 keys = ServerKeys.read(folder)
@@ -216,11 +219,3 @@ def _watch(
             else:
                 told("the server's certificate was renewed, and is in use")
                 said = None
-
-
-def _stamps(folder: Path) -> list[int]:
-    """The times at which the files of the certificate and the key have changed; none while one is missing."""
-    try:
-        return [(folder / name).stat().st_mtime_ns for name in ("server.crt", "server.key")]
-    except OSError:
-        return []

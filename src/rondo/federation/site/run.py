@@ -95,21 +95,11 @@ def take_part(
     ``stop``."""
     stop = stop or threading.Event()
     here = _Here.of(site, asked, told, stop)
-    line = _Line()
-    with only_program(site.folder) as program, monitored(site.monitor, lambda: here.health(line)):
-        _stay_connected(here, program, line, stop, stay=site.stay)
+    with only_program(site.folder) as program, monitored(site.monitor, here.health):
+        _stay_connected(here, program, stop, stay=site.stay)
 
 
-@dataclass
-class _Line:
-    """The line to the server. ``fault``: why no letter is answered now; empty while they are. ``used``: whether one
-    was answered, so that there is an audit."""
-
-    fault: str = "it is not connected yet"
-    used: bool = False
-
-
-def _stay_connected(here: _Here, program: Program, line: _Line, stop: threading.Event, *, stay: bool) -> None:
+def _stay_connected(here: _Here, program: Program, stop: threading.Event, *, stay: bool) -> None:
     """Answer the server's letters, and connect again after whatever happens, until the run is over."""
     told = here.desk.told
     first, lost, turned_away, paused = True, "", "", ""
@@ -120,13 +110,13 @@ def _stay_connected(here: _Here, program: Program, line: _Line, stop: threading.
                 if first or lost:
                     told(f"connected to {here.address} as {here.keys.site}")
                     notify("READY=1")
-                first, lost, turned_away, line.fault = False, "", "", paused
-                if not _answer(here.desk, node, line, stop, stay=stay):
+                first, lost, turned_away, here.fault = False, "", "", paused
+                if not _answer(here, node, stop, stay=stay):
                     return
         except TurnedAway as refused:
             if first or "key" in str(refused):
                 raise ConfigError.at("--keys", f"the server turns it away: {refused}") from None
-            line.fault = f"the server turns it away: {refused}"
+            here.fault = f"the server turns it away: {refused}"
             # A server that was started anew does not know who is connected.
             if str(refused) != turned_away:
                 turned_away = str(refused)
@@ -134,13 +124,13 @@ def _stay_connected(here: _Here, program: Program, line: _Line, stop: threading.
         except Unreachable as unreachable:
             if first:
                 raise ConfigError.at("--server", f"{here.address} cannot be reached: {unreachable}") from None
-            line.fault = f"the server cannot be reached: {unreachable}"
+            here.fault = f"the server cannot be reached: {unreachable}"
             if str(unreachable) != lost:
                 lost = str(unreachable)
                 told(f"the connection to {here.address} is lost ({lost}); trying again")
         except (Exhausted, OSError) as error:
             # Nothing leaves that is not in the audit. The server sends its letters anew once the site is back.
-            line.fault = f"nothing leaves: {error}"
+            here.fault = f"nothing leaves: {error}"
             if str(error) != paused:
                 paused = str(error)
                 told(f"nothing leaves now, and no letter is taken: {paused}; looking again every minute")
@@ -175,14 +165,17 @@ def show_plan(
         raise ConfigError.at("the plan", f"is refused: {error}") from None
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Here:
-    """A site's program, set up."""
+    """A site's program, set up. ``fault``: why no letter is answered now; empty while they are. ``used``: whether one
+    was answered, so that there is an audit."""
 
     address: str
     keys: SiteKeys
     ca: Path | None
     desk: Desk
+    fault: str = "it is not connected yet"
+    used: bool = False
 
     @classmethod
     def of(
@@ -202,18 +195,18 @@ class _Here:
         desk = Desk(rows, site.folder, site.device, site.contract, asked, told, stop, site.model, tests, voice)
         return cls(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", keys, ca, desk)
 
-    def health(self, line: _Line) -> Health:
+    def health(self) -> Health:
         """The state of the program for its monitor."""
         numbers: dict[str, float] = {}
         if self.ca is not None:
             end = read_authority(self.ca).not_valid_after_utc.date()
             numbers["days_to_first_expiry"] = (end - datetime.now(UTC).date()).days
-        if line.used:
+        if self.used:
             audit = self.desk.audit
             numbers |= {"letters_today": audit.left(), "bytes_out_today": audit.bytes("out")}
             numbers["bytes_in_today"] = audit.bytes("in")
         refused = self.desk.refusal and f"it takes no part: {self.desk.refusal}"
-        return Health(line.fault or refused, numbers)
+        return Health(self.fault or refused, numbers)
 
     def node(self, program: Program, stop: threading.Event) -> SuperNode:
         """A connection to the server."""
@@ -221,8 +214,9 @@ class _Here:
         return SuperNode(self.address, key, self.ca, largest, program=program, told=self.desk.told, stop=stop)
 
 
-def _answer(desk: Desk, node: SuperNode, line: _Line, stop: threading.Event, *, stay: bool) -> bool:
+def _answer(here: _Here, node: SuperNode, stop: threading.Event, *, stay: bool) -> bool:
     """Answer letters as they come. False once a run is over and the site does not ``stay``."""
+    desk = here.desk
     while True:
         try:
             letter = node.next()
@@ -234,7 +228,7 @@ def _answer(desk: Desk, node: SuperNode, line: _Line, stop: threading.Event, *, 
                 raise StopRequested
             continue
         node.answer(letter, desk.answer(letter.kind, letter.data))
-        line.fault, line.used = "", True
+        here.fault, here.used = "", True
         if letter.kind == "plan" and desk.refusal and not stay:
             remedy = "change the contract, or ask the server's owner for another plan, and start again"
             raise PlanRefused.at("the plan", f"is refused: {desk.refusal}; {remedy}")

@@ -22,9 +22,6 @@ from rondo.config.section import Fraction, Positive, Section
 from rondo.data.files.room import Room, TextForm
 from rondo.errors import ConfigError, Problem, UnknownAlgorithm
 
-FILE = Path("site.toml")
-"""The contract's usual place."""
-
 _Amount = Annotated[float, Field(gt=0)]
 
 

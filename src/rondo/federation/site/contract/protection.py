@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from rondo.algorithm import Client, ClientFailed
 from rondo.algorithms.trial import trial_fits
@@ -31,11 +30,6 @@ def said(config: RunConfig) -> Iterator[str]:
     if guarantee.promises:
         has = ", ".join(guarantee.protections) or "noise of the server alone"
         yield f"protection: {has}, against {guarantee.against}"
-
-
-def ledger_of(contract: Contract, folder: Path, rows: Mapping[str, Rows]) -> SiteLedger:
-    """The ledger in ``folder``, of the rows or persons that the contract protects."""
-    return SiteLedger(folder, rows, contract.rows.inputs, contract.privacy.persons)
 
 
 def of_plan(config: RunConfig, contract: Contract) -> Iterator[Term]:
