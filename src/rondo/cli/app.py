@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,11 +21,23 @@ if TYPE_CHECKING:
     from rondo.config.reference import Key
 
 
-def methods(incomplete: str) -> list[str]:
-    """Methods."""
-    from rondo.algorithms.table import TABLE
+def one_of(*choices: str, module: str = "", names: str = "") -> Callable[[str], list[str]]:
+    """A completion by a few words, and by ``names`` in ``module``, which is imported once they are asked for: a table,
+    or a function that gives one."""
 
-    return _starting(TABLE, incomplete)
+    def complete(incomplete: str) -> list[str]:
+        found = getattr(import_module(module), names) if module else ()
+        return _starting([*choices, *(found() if callable(found) else found)], incomplete)
+
+    return complete
+
+
+methods = one_of(module="rondo.algorithms.table", names="TABLE")
+shown = one_of("config", module="rondo.algorithms.table", names="TABLE")
+papers = one_of("list", module="rondo.config.papers.writer", names="names")
+kinds = one_of(module="rondo.config.task_kinds", names="TABLE")
+entries = one_of(module="rondo.study.claims.entry", names="names")
+reproducible = one_of("list", "all", module="rondo.study.claims.entry", names="names")
 
 
 def listed_methods(incomplete: str) -> list[str]:
@@ -32,11 +45,6 @@ def listed_methods(incomplete: str) -> list[str]:
     before, comma, last = incomplete.rpartition(",")
     taken = before.split(",")
     return [f"{before}{comma}{name}" for name in methods(last) if name not in taken]
-
-
-def shown(incomplete: str) -> list[str]:
-    """The names that ``rondo show`` takes."""
-    return [*_starting(["config"], incomplete), *methods(incomplete)]
 
 
 def keys(incomplete: str) -> list[str]:
@@ -75,41 +83,6 @@ def _keys() -> dict[str, Key]:
     from rondo.config.reference import sections
 
     return {key.path: key for section in sections() for key in section.keys}
-
-
-def papers(incomplete: str) -> list[str]:
-    """Settings of papers."""
-    from rondo.config.papers.writer import names
-
-    return _starting(["list", *names()], incomplete)
-
-
-def kinds(incomplete: str) -> list[str]:
-    """Kinds of tasks."""
-    from rondo.config.task_kinds import TABLE
-
-    return _starting(TABLE, incomplete)
-
-
-def entries(incomplete: str) -> list[str]:
-    """Entries of ``rondo reproduce``."""
-    from rondo.study.claims.entry import names
-
-    return _starting(names(), incomplete)
-
-
-def reproducible(incomplete: str) -> list[str]:
-    """The names that ``rondo reproduce`` takes."""
-    return [*_starting(["list", "all"], incomplete), *entries(incomplete)]
-
-
-def one_of(*choices: str) -> Callable[[str], list[str]]:
-    """A completion by a few words."""
-
-    def complete(incomplete: str) -> list[str]:
-        return _starting(choices, incomplete)
-
-    return complete
 
 
 def _starting(known: Iterable[str], incomplete: str) -> list[str]:

@@ -132,9 +132,10 @@ def _run(
 ) -> Any:
     """Start or continue a run, with progress bars and a final table."""
     if not resumed:
-        from rondo.runs.again import check_free_to_commands
+        from rondo.records.directory import RunDirectory
 
-        check_free_to_commands(run_dir, overwrite=overwrite)
+        ways = f"go on with it by rondo resume {shlex.quote(str(run_dir))}, replace it by --overwrite"
+        RunDirectory.check(run_dir, remedy=f"{ways}, or name another folder", held=overwrite)
 
     def started(observer: Any, stop: Any) -> Any:
         from rondo.runs import runner

@@ -50,13 +50,6 @@ def check_free(run_dir: str | Path | None, *, overwrite: bool) -> None:
     RunDirectory.check(run_dir, key="run_dir", remedy=ways, held=overwrite)
 
 
-def check_free_to_commands(run_dir: str | Path | None, *, overwrite: bool) -> None:
-    """The same in the words of the command line."""
-    place = shlex.quote(str(run_dir))
-    ways = f"go on with it by rondo resume {place}, replace it by --overwrite, or name another folder"
-    RunDirectory.check(run_dir, remedy=ways, held=overwrite)
-
-
 def check_flags(run_dir: str | Path | None, *, resume: bool, overwrite: bool) -> None:
     """Raise :class:`ConfigError` unless ``resume`` and ``overwrite`` say one thing about one directory."""
     problems = []
