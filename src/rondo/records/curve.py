@@ -14,8 +14,6 @@ TEST_KINDS = {"global": "global", "cold_start": "cold start"}
 """Kinds of scores on the common test set, and the model of each."""
 OWN_KINDS = {"clients": "global", "personal": "personal"}
 """Kinds of scores on each client's own validation rows, and the model of each."""
-PERSONAL_KINDS = {"personal": "personal"}
-"""Kinds of scores by which a personal method is compared, where it has them, and the model of each."""
 FINE_TUNED_KINDS = {"fine_tuned": "fine-tuned"}
 """Kinds of scores on each client's own validation rows after fine-tuning, and the model of each."""
 

@@ -51,8 +51,6 @@ def comparison(content: Mapping[str, Any]) -> Any:
     drawing.over_rounds(left)
     if right is not None:
         _over_megabytes(right, totals, "by all clients, first contact included")
-    for axes in figure.axes:
-        axes.grid(alpha=0.25, lw=0.5)
     left.set_title(_shared_settings(content), loc="left")
     _legend(figure, lines)
     return figure
@@ -97,7 +95,6 @@ def varied(content: Mapping[str, Any]) -> Any | None:
     axes.set_xlabel(key)
     axes.set_ylabel(drawing.shown(f"final {score_name(content)}"))
     axes.set_title(_shared_settings(content), loc="left")
-    axes.grid(alpha=0.25, lw=0.5)
     _legend(figure, lines)
     return figure
 
@@ -147,8 +144,6 @@ def bands(lines: Mapping[str, Band], score: str, limits: Sequence[tuple[str, Seq
     for axes in right:
         _over_megabytes(axes, [points[-1][1] for points in lines.values()], "per client")
     left.set_ylabel(drawing.shown(score))
-    for axes in figure.axes:
-        axes.grid(alpha=0.25, lw=0.5)
     _legend(figure, drawn)
     return figure
 
@@ -222,6 +217,8 @@ def _shared_settings(content: Mapping[str, Any]) -> str:
 
 
 def _legend(figure: Any, lines: Sequence[tuple[float, Any]]) -> None:
-    """List the lines as they end, from the top."""
+    """List the lines as they end, from the top, beside axes with a grid."""
+    for axes in figure.axes:
+        axes.grid(alpha=0.25, lw=0.5)
     ordered = [line for _, line in sorted(lines, key=lambda pair: -pair[0])]
     figure.legend(handles=ordered, loc="outside right upper", frameon=False, handlelength=3)

@@ -1,6 +1,6 @@
 """The laws, one function each. A law raises :class:`LawBroken` or :class:`NotApplicable`, or returns its measurement.
 
-A law runs on the problem that it is given, or on :class:`rondo.testing.testbed.LinearProblem` from its seed: two
+A law runs on the problem that it is given, or on :class:`rondo.testing.testbed.TwoLayers` from its seed: two
 adapted layers, one of them not square, scales other than 1, unequal weights, a shared head.
 """
 
@@ -41,7 +41,7 @@ Formulas = tuple[algorithms.Numbers, algorithms.Numbers]
 """Numbers sent up and numbers sent down per module, from (rank, in, out, round index, uploads of a round)."""
 
 Law = Callable[[Algorithm[Any], int, Testbed | None], str]
-"""From (algorithm, seed, problem or None for :class:`rondo.testing.testbed.LinearProblem`) to the measurement."""
+"""From (algorithm, seed, problem or None for :class:`rondo.testing.testbed.TwoLayers`) to the measurement."""
 
 
 def _rounds(algorithm: Algorithm[Any], seed: int, problem: Testbed | None) -> Iterator[tuple[Run, int, list[Upload]]]:

@@ -169,7 +169,7 @@ class RegressionTestbed(Factored):
     def loss(
         self, client: str, seen: Params, base: Mapping[str, GrowingSum], rows: Sequence[int] | None = None, /
     ) -> Tensor:
-        """See :meth:`rondo.testing.testbed.Problem.loss`."""
+        """See :meth:`rondo.testing.testbed.Testbed.loss`."""
         x, y = self.data[client] if rows is None else (t[list(rows)] for t in self.data[client])
         if self.weights:
             matrix = self.weights["layer"].matrix() + self.delta(seen, base, "layer")

@@ -221,7 +221,7 @@ class Factored:
         return change + base[path].factors().dense() if path in base else change
 
     def changes(self, seen: Params, base: Mapping[str, GrowingSum]) -> dict[str, Tensor]:
-        """See :meth:`Problem.changes`."""
+        """See :meth:`Testbed.changes`."""
         return {**{path: self.delta(seen, base, path) for path in self.weights}, **pick(seen, whole)}
 
 
@@ -262,7 +262,7 @@ class TwoLayers(Factored):
     def loss(
         self, client: str, seen: Params, base: Mapping[str, GrowingSum], rows: Sequence[int] | None = None, /
     ) -> Tensor:
-        """See :meth:`Problem.loss`."""
+        """See :meth:`Testbed.loss`."""
         matrices = [weight.matrix() + self.delta(seen, base, path) for path, weight in self.weights.items()]
         return _loss(self.data[client], matrices, seen, rows)
 
@@ -298,13 +298,13 @@ class WholeLayers:
         return WholeLayers(params, data, members)
 
     def changes(self, seen: Params, base: Mapping[str, GrowingSum]) -> dict[str, Tensor]:
-        """See :meth:`Problem.changes`."""
+        """See :meth:`Testbed.changes`."""
         return pick(seen, whole)
 
     def loss(
         self, client: str, seen: Params, base: Mapping[str, GrowingSum], rows: Sequence[int] | None = None, /
     ) -> Tensor:
-        """See :meth:`Problem.loss`."""
+        """See :meth:`Testbed.loss`."""
         return _loss(self.data[client], [seen["first.weight"], seen["second.weight"]], seen, rows)
 
 
