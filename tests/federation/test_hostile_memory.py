@@ -35,9 +35,8 @@ def resident() -> int:
 
 
 def sizes(link: Line) -> dict[str, int]:
-    """The number of entries of everything that Flower's state and ours hold."""
-    links = link.link._links
-    held = {**vars(links), **{f"store {k}": v for k, v in vars(links.object_store).items()}}
+    """The number of entries of everything that the line holds."""
+    held = {**vars(link.link._links), **vars(link.link._fleet), **vars(link.link._fleet.places)}
     counted = {k: len(v) for k, v in held.items() if isinstance(v, dict | set | list)}
     inner = [x for v in held.values() if isinstance(v, dict) for x in v.values() if isinstance(x, dict | set | list)]
     return counted | {"inside of them": sum(map(len, inner))}

@@ -29,7 +29,6 @@ from rondo.federation.flower import (
     message_pb2,
 )
 from rondo.federation.letter import KINDS
-from rondo.federation.program import Program
 from rondo.federation.server.line.door import ROUTES, Asked, Turned
 from rondo.federation.server.line.links import Links
 from rondo.federation.signature import notice_header
@@ -47,17 +46,11 @@ class Fleet:
 
     def __init__(self, links: Links, told: Callable[[str], None], changed: Callable[[], None]) -> None:
         self._links, self._changed = links, changed
-        self._places = Places(told)
-        self._keys: dict[str, bytes] = {}
-        """The key that each site has connected with."""
+        self.places = Places(told)
         self._held: dict[str, asyncio.Future[bool]] = {}
         """The question that is held, by site. It ends with whether it is still to be answered by a letter."""
         self._version = VersionDependency(component_name="SuperLink", connection_name="site <-> server")
         self._loop: asyncio.AbstractEventLoop | None = None
-
-    def connected_by(self, site: str) -> bytes:
-        """The key by which a site has connected last; empty if it never has."""
-        return self._keys.get(site, b"")
 
     def wake(self, site: str, letter: bool = True) -> None:
         """Answer the question that is held for ``site``, since there is a letter, or so that the site hears at the door
@@ -75,7 +68,7 @@ class Fleet:
             return Response(message.SerializeToString(), media_type=PROTOBUF_MEDIA_TYPE)
 
         response = await http_error_translator(asked.request, answered)
-        if notice := self._places.notice(asked.site) if response.status_code == 200 else "":
+        if notice := self.places.notice(asked.site) if response.status_code == 200 else "":
             response.headers.update(notice_header(notice))
         return response
 
@@ -101,13 +94,12 @@ class Fleet:
     def _hear(self, asked: Asked) -> None:
         """Note that a site's program is there. Raises :class:`Turned` where the site's place is not its own."""
         try:
-            self._places.hear(asked.site, asked.program, asked.address)
+            self.places.hear(asked)
         except Absent:
             raise Turned(401, "this program has not connected") from None
         except PlaceTaken as taken:
             self._release(asked.site, False)  # the first one hears of it at once
             raise Turned(409, str(taken)) from None
-        self._links.hear(asked.site)
 
     def _activate(self, asked: Asked, request: fleet_pb2.ActivateNodeRequest) -> Message:
         self._version(asked.request)
@@ -115,18 +107,15 @@ class Fleet:
             raise Turned(401, "not the key that signed the request")
         self._release(asked.site, False)  # whoever holds a question hears of it at once
         try:
-            self._places.enter(asked.site, asked.program, asked.address)
+            self.places.enter(asked)
         except PlaceTaken as taken:
             raise Turned(409, str(taken)) from None
-        self._keys[asked.site] = asked.public_key
-        self._links.hear(asked.site, anew=True)
         self._changed()
         return fleet_pb2.ActivateNodeResponse(node_id=number_of(asked.site))
 
     def _deactivate(self, site: str) -> Message:
-        self._places.leave(site)
+        self.places.leave(site)
         self._release(site, False)
-        self._links.leave(site)
         self._changed()
         return fleet_pb2.DeactivateNodeResponse()
 
@@ -183,11 +172,13 @@ def number_of(site: str) -> int:
 _PART_ID = re.compile("[0-9a-f]{32}/[0-9]{1,9}")
 """The name of a part: its letter's number, and its place in the letter or in the reply."""
 
-SILENCE = 25.0
-"""Seconds after which a program that is not heard has lost its place to whoever comes. A program asks for letters every
-20 s at least, and says every 10 s that it is there while it does something else."""
+SILENCE, GONE = 25.0, 60.0
+"""Seconds after which a program that is not heard has lost its place to whoever comes, and after which its site counts
+as gone. A program asks for letters every 20 s at least, and says every 10 s that it is there while it does something
+else."""
 _MOST_REFUSED = 100
 """Most programs whose refusals are remembered per place, so as to tell of each once."""
+_MOMENT = "%Y-%m-%d %H:%M:%S UTC"
 
 
 class PlaceTaken(Exception):
@@ -200,9 +191,12 @@ class Absent(Exception):
 
 @dataclass
 class _Place:
+    """``key``: that of the request. ``since``: when the program came, or was heard again after it had been gone."""
+
     program: str
+    key: bytes
     address: str
-    since: str
+    since: datetime
     heard: float
     notice: str = ""
     """A line for the program's owner, which goes with the next answer."""
@@ -211,7 +205,8 @@ class _Place:
 
 class Places:
     """The program that has each site's place, as long as it is heard. A second one with the same key is refused,
-    and both ends of both lines hear of it: a key in two places is a mistake or a theft.
+    and both ends of both lines hear of it: a key in two places is a mistake or a theft. No program says how long it
+    counts as heard.
 
     ``told``: called with a line of text per program that is refused.
     """
@@ -220,21 +215,29 @@ class Places:
         self._told = told
         self._places: dict[str, _Place] = {}
 
-    def enter(self, site: str, program: Program, address: str) -> None:
-        """Give ``program`` the place of its site. Raises :class:`PlaceTaken`."""
-        now, place = time.monotonic(), self._places.get(site)
-        if place is not None and place.program not in program.ids and now - place.heard < SILENCE:
-            raise self._taken(site, place, program, address)
-        self._places[site] = _Place(program.id, address, _now(), now)
+    def present(self) -> dict[str, tuple[str, bytes]]:
+        """The sites that are there, each with the time since when it is, and its key. Called from any thread."""
+        now, places = time.monotonic(), self._places.copy()
+        return {name: (p.since.isoformat(), p.key) for name, p in places.items() if now - p.heard < GONE}
 
-    def hear(self, site: str, program: Program, address: str) -> None:
-        """Note that ``program`` is there. Raises :class:`PlaceTaken`, and :class:`Absent` before it has entered."""
-        place = self._places.get(site)
+    def enter(self, asked: Asked) -> None:
+        """Give a program the place of its site. Raises :class:`PlaceTaken`."""
+        now, place = time.monotonic(), self._places.get(asked.site)
+        if place is not None and place.program not in asked.program.ids and now - place.heard < SILENCE:
+            raise self._taken(place, asked)
+        key, address = asked.public_key, asked.address
+        self._places[asked.site] = _Place(asked.program.id, key, address, datetime.now(UTC), now)
+
+    def hear(self, asked: Asked) -> None:
+        """Note that a program is there. Raises :class:`PlaceTaken`, and :class:`Absent` before it has entered."""
+        now, place = time.monotonic(), self._places.get(asked.site)
         if place is None:
             raise Absent
-        if place.program != program.id:
-            raise self._taken(site, place, program, address)
-        place.heard = time.monotonic()
+        if place.program != asked.program.id:
+            raise self._taken(place, asked)
+        if now - place.heard >= GONE:
+            place.since = datetime.now(UTC)
+        place.heard = now
 
     def leave(self, site: str) -> None:
         """Free the place of a site."""
@@ -248,11 +251,12 @@ class Places:
         notice, place.notice = place.notice, ""
         return notice
 
-    def _taken(self, site: str, place: _Place, program: Program, address: str) -> PlaceTaken:
-        first, second = f"from {place.address} since {place.since}", f"from {address}"
+    def _taken(self, place: _Place, asked: Asked) -> PlaceTaken:
+        site, program = asked.site, asked.program
+        first, second = f"from {place.address} since {place.since:{_MOMENT}}", f"from {asked.address}"
         if program.id not in place.refused and len(place.refused) < _MOST_REFUSED:
             place.refused.add(program.id)
-            now = _now()
+            now = f"{datetime.now(UTC):{_MOMENT}}"
             advice = "stop one of them, or if one is a stranger's, revoke the key"
             self._told(
                 f"{site} is connected {first}; another program with its key, {second} at {now}, is refused: {advice}"
@@ -263,7 +267,3 @@ class Places:
             f"{site} is connected already, {first}; this program, {second}, is refused: "
             "stop the other one, or if it is not yours have the key revoked"
         )
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

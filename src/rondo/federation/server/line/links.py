@@ -1,4 +1,4 @@
-"""The state of the server's line, in memory: its sites, letters, and the replies to them."""
+"""Letters of the server's line, in memory, and the replies to them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from io import BytesIO
 
 from rondo.federation.letter import PART
-
-BEAT = 30.0
-"""Seconds between a site's signs of life, at most; it counts as gone after twice as long."""
 
 
 @dataclass
@@ -34,49 +30,22 @@ class _Post:
 
 
 class Links:
-    """The sites on the line, and letters to them: what must survive a crash is in the run directory.
+    """Letters to sites, and the replies to them: what must survive a crash is in the run directory.
 
     ``replied``: called when a reply is complete.
     """
 
     def __init__(self, replied: Callable[[], None] = lambda: None) -> None:
         self._replied, self._lock = replied, threading.RLock()
-        self._sites: dict[str, tuple[str, float]] = {}
-        """When each site came last, and when it counts as gone, by this machine's monotonic clock."""
         self._posts: dict[str, _Post] = {}
         """By the letter's number."""
         self._unread: dict[str, dict[str, None]] = {}
         """Numbers of the letters that each site has not heard of, the oldest first."""
 
-    def hear(self, site: str, *, anew: bool = False) -> None:
-        """Note a sign of life, which holds for the same time whatever the site says. ``anew``: whether it connects,
-        maybe before its death was noticed."""
+    def post(self, site: str, kind: str, letter: bytes, seconds: float, largest: int) -> str:
+        """Leave a letter for ``site``, and return its number. ``largest``: bytes of the largest letter in reply."""
+        number = secrets.token_hex(16)
         with self._lock:
-            (since, until), now = self._sites.get(site, ("", 0.0)), time.monotonic()
-            since = datetime.now(UTC).isoformat() if anew or until <= now else since
-            self._sites[site] = since, now + 2 * BEAT
-
-    def leave(self, site: str) -> None:
-        """Note that a site, which was there, is gone."""
-        with self._lock:
-            self._sites[site] = self._sites[site][0], 0.0
-
-    def present(self) -> dict[str, str]:
-        """The sites that are there, each with the time at which it came."""
-        with self._lock:
-            return {site: since for site, (since, until) in self._sites.items() if until > time.monotonic()}
-
-    # --- letters to sites -----------------------------------------------------------------------------------------
-
-    def post(self, site: str, kind: str, letter: bytes, seconds: float, largest: int) -> str | None:
-        """Leave a letter for ``site``. Returns its number, or None if the site has never been there.
-
-        ``largest``: bytes of the largest letter in reply.
-        """
-        with self._lock:
-            if site not in self._sites:
-                return None
-            number = secrets.token_hex(16)
             self._posts[number] = _Post(site, kind, letter, time.monotonic() + seconds, largest)
             self._unread.setdefault(site, {})[number] = None
         return number

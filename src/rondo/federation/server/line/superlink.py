@@ -89,14 +89,16 @@ class SuperLink:
 
     def present(self) -> dict[str, str]:
         """See :class:`~rondo.federation.server.sites.SiteLine`: another time after every restart."""
-        names = self._links.present()
-        valid = {name: since for name, since in names.items() if self._door.valid(self._fleet.connected_by(name))}
-        for name in names.keys() - valid.keys():
+        there = self._fleet.places.present()
+        valid = {name: since for name, (since, key) in there.items() if self._door.valid(key)}
+        for name in there.keys() - valid.keys():
             self._fleet.wake(name, letter=False)
         return valid
 
     def send(self, site: str, kind: str, letter: bytes, seconds: float, largest: int) -> str | None:
         """See :class:`~rondo.federation.server.sites.SiteLine`. None for a site that was never there."""
+        if site not in self._fleet.places.present():
+            return None
         number = self._links.post(site, kind, letter, seconds, largest)
         self._fleet.wake(site)
         return number
