@@ -27,7 +27,6 @@ from rondo.federation.site.contract import protection, terms
 from rondo.federation.site.contract.document import Contract
 from rondo.federation.site.disk import PLAN, Disk
 from rondo.federation.site.joining import Declined, Joining, Offer, for_the_server
-from rondo.federation.site.ledger import SiteLedger
 from rondo.federation.site.seat import Seat
 from rondo.federation.site.sums import Sums
 from rondo.records import durable
@@ -87,8 +86,7 @@ class Desk:
     _audit: Audit | None = None
 
     def __post_init__(self) -> None:
-        inputs, persons = self.contract.rows.inputs, self.contract.privacy.persons
-        self.ledger = SiteLedger(self.folder, self.rows, inputs, persons)
+        self.ledger = protection.ledger_of(self.contract, self.folder, self.rows)
         rows, tests = self._allowed(self.rows), self._allowed(self.tests)
         columns, least = self.contract.rows.columns, self.contract.training.least_rows
         behind = Behind(self.folder, self.folder / CONSENTED, rows, columns, least, self.told)

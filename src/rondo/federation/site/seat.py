@@ -21,14 +21,13 @@ from rondo.federation.site.audit.audit import Audit
 from rondo.federation.site.behind import Behind, is_free, work_of
 from rondo.federation.site.contract import terms
 from rondo.federation.site.contract.document import Contract
-from rondo.federation.site.contract.protection import Allowance
+from rondo.federation.site.contract.protection import Allowance, allowance
 from rondo.federation.site.disk import Disk
 from rondo.federation.site.joining import Declined
 from rondo.federation.site.ledger import SiteLedger
 from rondo.federation.site.sum_state import Opened
 from rondo.federation.site.sums import Sums
 from rondo.params import Params
-from rondo.privacy.accounts.account import Entry
 from rondo.process import on_threads
 from rondo.runs.assembling.assembly import Assembly
 from rondo.runs.assembling.private import counted_by_the_server
@@ -94,17 +93,15 @@ class Seat:
         least, largest = self.contract.training.least_sites, self.contract.outgoing.largest_mb * 1e6
         opened = Opened(self.disk.folder.parent, plan.run, config.seed)
         facts = (plan.run, plan.digest, plan.model, config, opened, self.audit, self.told)
-        allowance = self._allowance if config.guarantee.noise_from == "sites" else None
-        sums = Sums(self.disk.folder, self.voice, least, largest, *facts, allowance)
+        counted = self._allowance if config.guarantee.noise_from == "sites" else None
+        sums = Sums(self.disk.folder, self.voice, least, largest, *facts, counted)
         if (reason := sums.refused()) is not None:
             raise Declined(reason)
         return sums
 
     @property
     def _allowance(self) -> Allowance:
-        """Counts the private steps, or vectors, of the run before they are taken or leave."""
-        noise = Entry.of(self.assembly.config)
-        return Allowance(self.ledger, self.contract.privacy, self.plan.run, noise, self.told)
+        return allowance(self.assembly.config, self.contract, self.ledger, self.plan.run, self.told)
 
     def _work(self, of: Callable[[Behind, int, str], str | None]) -> str | None:
         """The reason ``of`` the record why no upload may leave; None if one may."""

@@ -16,7 +16,6 @@ import torch
 from rondo import algorithms, own_code
 from rondo.algorithm import Algorithm
 from rondo.config.checks import BUILTINS, data_source
-from rondo.config.rules.privacy import missing_accountant
 from rondo.config.schema import RunConfig
 from rondo.data.client_rows import Dealt, deal_rows, other_rows, resolved
 from rondo.data.files.tables import Rows
@@ -37,11 +36,11 @@ from rondo.models.forms.trial import try_out
 from rondo.models.networks.whole_network import normalises_by_batch
 from rondo.models.shortcuts.choose import SAMPLE
 from rondo.params import adapted_modules, head
-from rondo.privacy.sums.masked_sum import fixed_point
 from rondo.process import computes
 from rondo.runs.assembling.assembly import Assembly, Simulated
 from rondo.runs.assembling.device import find_device
 from rondo.runs.assembling.given import NOTHING, Given
+from rondo.runs.assembling.private import check_accountant, check_patience, check_sum
 from rondo.runs.assembling.wrapping import compressed, make_algorithm, wrapped
 from rondo.tasks.make import task_class
 from rondo.tasks.task import Example, Task
@@ -194,7 +193,7 @@ def _check_structure(config: RunConfig, algorithm: Algorithm[Any], outline: Outl
     if problems:
         raise ConfigError(problems)
     if dealt is not None:
-        fixed_point(config, len(dealt.rows))  # numbers that are too small for so many clients are refused
+        check_sum(config, len(dealt.rows))
 
 
 def _must_train(config: RunConfig, algorithm: Algorithm[Any], model: Model) -> None:
@@ -215,8 +214,7 @@ def _must_train(config: RunConfig, algorithm: Algorithm[Any], model: Model) -> N
         raise ConfigError.at("train.micro_batch", message)
     if config.train.trainer is not None:
         own_trainer.load(config.train.trainer)
-    if problems := list(missing_accountant(config)):
-        raise ConfigError(problems)
+    check_accountant(config)
     if config.guarantee.of_rows and normalises_by_batch(model.network):
         message = (
             "the network normalises by the batch, so no gradient is of one row: take one with another normalisation"
@@ -229,9 +227,7 @@ def _must_train(config: RunConfig, algorithm: Algorithm[Any], model: Model) -> N
 def _must_score(run: Assembly) -> None:
     """Raises :class:`ConfigError` where ``patience`` waits for a score that no round has."""
     evaluation = run.config.evaluation
-    if evaluation.patience and run.config.guarantee.promises and not run.population.test:
-        message = "no round is scored without test rows, since [privacy] shows no scores of clients: set"
-        raise ConfigError.at("evaluation.patience", f"{message} data.test_source, or remove it")
+    check_patience(run.config, tested=bool(run.population.test))
     wanted = "clients_every" if run.best_at_clients else "every"
     if evaluation.patience and getattr(evaluation, wanted) == 0:
         message = f"no round but the last is scored, so the run cannot end early: set evaluation.{wanted}"

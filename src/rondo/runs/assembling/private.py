@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from rondo.algorithm import Client
+from rondo.config.rules.privacy import missing_accountant
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError
 from rondo.privacy.accounts.account import Account, Entry, RowAccount, SumAccount, read
 from rondo.privacy.mechanism.draws import Draws
 from rondo.privacy.mechanism.noise import KEY_BYTES
-from rondo.privacy.sums.masked_sum import MaskedSum, masked_sum
+from rondo.privacy.sums.masked_sum import MaskedSum, fixed_point, masked_sum
 from rondo.privacy.sums.private_sum import PrivateSum
 from rondo.privacy.sums.sum import SingleUploads, Sum
 from rondo.records import durable
@@ -49,6 +50,24 @@ class Protection:
     rows: RowAccount | None
     masked: MaskedSum | None
     account: SumAccount | PrivateSum | None
+
+
+def check_sum(config: RunConfig, clients: int) -> None:
+    """Raise :class:`ConfigError` where the numbers of a masked sum are too small for so many clients."""
+    fixed_point(config, clients)
+
+
+def check_accountant(config: RunConfig) -> None:
+    """Raise :class:`ConfigError` without the package that computes epsilon, if it is needed."""
+    if problems := list(missing_accountant(config)):
+        raise ConfigError(problems)
+
+
+def check_patience(config: RunConfig, *, tested: bool) -> None:
+    """Raise :class:`ConfigError` where ``patience`` waits for scores of clients' rows. ``tested``: by test rows."""
+    if config.evaluation.patience and config.guarantee.promises and not tested:
+        message = "no round is scored without test rows, since [privacy] shows no scores of clients: set"
+        raise ConfigError.at("evaluation.patience", f"{message} data.test_source, or remove it")
 
 
 def protection(config: RunConfig, clients: Sequence[Client], directory: RunDirectory) -> Protection:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from rondo.algorithm import Client, ClientFailed
 from rondo.algorithms.trial import trial_fits
@@ -30,6 +31,11 @@ def said(config: RunConfig) -> Iterator[str]:
     if guarantee.promises:
         has = ", ".join(guarantee.protections) or "noise of the server alone"
         yield f"protection: {has}, against {guarantee.against}"
+
+
+def ledger_of(contract: Contract, folder: Path, rows: Mapping[str, Rows]) -> SiteLedger:
+    """The ledger in ``folder``, of the rows or persons that the contract protects."""
+    return SiteLedger(folder, rows, contract.rows.inputs, contract.privacy.persons)
 
 
 def of_plan(config: RunConfig, contract: Contract) -> Iterator[Term]:
@@ -186,3 +192,10 @@ class Allowance:
         """Epsilon of the rows of ``client`` after a vector of ``clients``."""
         more = steps_of(self.ledger, self.protection.kind[0], client, clients)
         return self.ledger.epsilon(client, self.allowed.delta, more)
+
+
+def allowance(
+    config: RunConfig, contract: Contract, ledger: SiteLedger, run: str, told: Callable[[str], None]
+) -> Allowance:
+    """Counts the private steps, or vectors, of a run before they are taken or leave."""
+    return Allowance(ledger, contract.privacy, run, Entry.of(config), told)
