@@ -74,28 +74,6 @@ def server(
         shown(settings.rounds, started, told)
 
 
-def serve_on(
-    settings: Any, run_dir: str, device: str, told: Log, *, whatever: bool, code: bool, roster_changed: bool
-) -> None:
-    """Continue the run of a federation in ``run_dir``."""
-
-    def started(observer: Any, stop: Any) -> Any:
-        from rondo.federation.server.run import resume
-
-        return resume(
-            run_dir,
-            device=device,
-            allow_nondeterministic=whatever,
-            allow_code=code,
-            roster_changed=roster_changed,
-            observer=observer,
-            told=told,
-            stop=stop,
-        )
-
-    shown(settings.rounds, started, told)
-
-
 @federate.command()
 def client(
     server: Server,
@@ -119,14 +97,14 @@ def client(
     ] = False,
 ) -> None:
     """Take part in a federation: train on this site's rows, within its contract."""
-    given = program(server, data, test, keys, contract, model, state, device)
-    with user_errors(), stoppable() as stop, given as options:
-        from rondo.federation.site.run import SiteSetup, take_part
-
-        site = SiteSetup(**options, wait=wait, insecure=insecure, stay=stay, monitor=monitor)
+    with user_errors(), stoppable() as stop:
+        more = {"wait": wait, "insecure": insecure, "stay": stay, "monitor": monitor}
+        site = program(server, data, test, keys, contract, model, state, device, **more)
         if dry_run:
             shown_plan(site, stop)
         else:
+            from rondo.federation.site.run import take_part
+
             take_part(site, asked=(lambda offer: True) if yes else by_hand(stop), told=Log(log_json), stop=stop)
 
 

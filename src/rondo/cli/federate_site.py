@@ -5,8 +5,6 @@ from __future__ import annotations
 import select
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -84,14 +82,8 @@ def show_plan(
     insecure: Insecure = False,
 ) -> None:
     """Connect, print the server's plan beside the contract, and what would leave, and go. Nothing is answered."""
-    with (
-        user_errors(),
-        stoppable() as stop,
-        program(server, data, test, keys, contract, model, None, device) as options,
-    ):
-        from rondo.federation.site.run import SiteSetup
-
-        shown(SiteSetup(**options, wait=wait, insecure=insecure), stop)
+    with user_errors(), stoppable() as stop:
+        shown(program(server, data, test, keys, contract, model, None, device, wait=wait, insecure=insecure), stop)
 
 
 @site.command()
@@ -138,7 +130,6 @@ def start_over(state: Annotated[Path, typer.Argument(help="the site's folder, wh
         print("what left and what was spent since this folder was copied is in neither its audit nor its accounts")
 
 
-@contextmanager
 def program(
     server: str,
     data: Path,
@@ -148,24 +139,19 @@ def program(
     model: str | None,
     state: Path | None,
     device: str,
-) -> Iterator[dict[str, Any]]:
-    """The options of a site's program, read."""
+    **more: Any,
+) -> Any:
+    """A site, as its options say. ``more``: fields of :class:`rondo.federation.site.run.SiteSetup`."""
     quiet_libraries()
     from rondo.federation.identity.keys import SiteKeys
     from rondo.federation.site.contract.document import Contract
 
     with headed("rondo federate client"):
         folder = state if state is not None else Path("runs", f"site-{SiteKeys.read(keys).site}")
-    yield {
-        "server": server,
-        "keys": keys,
-        "data": data,
-        "test": test,
-        "folder": folder,
-        "contract": Contract.read(contract),
-        "device": device,
-        "model": model,
-    }
+    allowed = Contract.read(contract)
+    from rondo.federation.site.run import SiteSetup  # last, since it takes seconds
+
+    return SiteSetup(server, keys, data, folder, allowed, device, model, test=test, **more)
 
 
 def shown(site: Any, stop: Any) -> None:

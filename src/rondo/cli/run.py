@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -89,17 +88,31 @@ def resume(
         settings = directory.config(sets)
         if directory.finished and settings.rounds == before.rounds:
             print(f"{run_dir} is finished; nothing is left to do")
-        elif federated:
-            from rondo.cli.federate import serve_on
+            return
+        options = {"device": device, "allow_nondeterministic": allow_nondeterministic, "allow_code": allow_code}
+        if federated:
             from rondo.federation.notify import Log
 
-            whatever = allow_nondeterministic
-            told = Log(log_json)
-            serve_on(settings, run_dir, device, told, whatever=whatever, code=allow_code, roster_changed=roster_changed)
+            _go_on(settings, run_dir, {**options, "roster_changed": roster_changed}, Log(log_json))
+        elif roster_changed:
+            raise ConfigError.at("--roster-changed", "this run is a simulation, which has no roster: leave it out")
         else:
-            if roster_changed:
-                raise ConfigError.at("--roster-changed", "this run is a simulation, which has no roster: leave it out")
-            _run(settings, run_dir, device, sets, resumed=True, whatever=allow_nondeterministic, code=allow_code)
+            _go_on(settings, run_dir, {**options, "sets": sets})
+
+
+def _go_on(settings: Any, run_dir: str, options: dict[str, Any], log: Any = None) -> None:
+    """Continue a run, or with a ``log`` a federation's, with progress bars and a final table."""
+
+    def started(observer: Any, stop: Any) -> Any:
+        if log is None:
+            from rondo.runs import runner
+
+            return runner.resume(run_dir, observer=observer, stop=stop, **options)
+        from rondo.federation.server import run as federation
+
+        return federation.resume(run_dir, observer=observer, stop=stop, told=log, **options)
+
+    shown(settings.rounds, started, log)
 
 
 def demo(sets: Sets = None, run_dir: str | None = None, device: Device = "auto") -> None:
@@ -119,41 +132,18 @@ def demo(sets: Sets = None, run_dir: str | None = None, device: Device = "auto")
         print(f"Learning curve: {summary.run_dir / 'curve.png'}")
 
 
-def _run(
-    settings: Any,
-    run_dir: str | None,
-    device: str,
-    sets: Sequence[str] = (),
-    *,
-    resumed: bool = False,
-    overwrite: bool = False,
-    whatever: bool = False,
-    code: bool = False,
-) -> Any:
-    """Start or continue a run, with progress bars and a final table."""
-    if not resumed:
-        from rondo.records.directory import RunDirectory
+def _run(settings: Any, run_dir: str | None, device: str, *, overwrite: bool = False) -> Any:
+    """Start a run, with progress bars and a final table."""
+    from rondo.records.directory import RunDirectory
 
-        ways = f"go on with it by rondo resume {shlex.quote(str(run_dir))}, replace it by --overwrite"
-        RunDirectory.check(run_dir, remedy=f"{ways}, or name another folder", held=overwrite)
+    ways = f"go on with it by rondo resume {shlex.quote(str(run_dir))}, replace it by --overwrite"
+    RunDirectory.check(run_dir, remedy=f"{ways}, or name another folder", held=overwrite)
 
     def started(observer: Any, stop: Any) -> Any:
         from rondo.runs import runner
 
-        if not resumed:
-            return runner.run(
-                settings, run_dir=run_dir, device=device, observer=observer, stop=stop, overwrite=overwrite
-            )
-        assert run_dir is not None
-        return runner.resume(
-            run_dir,
-            sets=sets,
-            device=device,
-            allow_nondeterministic=whatever,
-            allow_code=code,
-            observer=observer,
-            stop=stop,
-        )
+        options: dict[str, Any] = {"run_dir": run_dir, "device": device, "overwrite": overwrite}
+        return runner.run(settings, observer=observer, stop=stop, **options)
 
     return shown(settings.rounds, started)
 
