@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -33,10 +32,9 @@ from rondo.federation.server.masked_rounds import MaskedRounds
 from rondo.federation.server.saved_sum import SavedSum
 from rondo.federation.server.sites import Sites
 from rondo.params import Params
-from rondo.privacy.sums.masked_sum import fixed_point
 from rondo.runs.assembling.assemble import assemble, looked, rows_of_tests, test_files, with_tests
 from rondo.runs.assembling.assembly import Assembly, Federation, Start
-from rondo.runs.assembling.private import Protection
+from rondo.runs.assembling.private import Protection, check_sum
 from rondo.runs.assembling.wrapping import compressed, make_algorithm
 from rondo.runs.samples import check_samples
 from rondo.tasks.make import task_class
@@ -117,23 +115,17 @@ class _Roll(Mapping[str, Member]):
     """The clients of a run as the server knows them: sorted by id, without rows. A client that has not been there yet
     has no examples."""
 
-    def __init__(
-        self, names: Sequence[str], examples: Callable[[], Mapping[str, int]], ranks: Mapping[str, int] | None
-    ) -> None:
-        self._names, self._examples, self._ranks = names, examples, ranks
+    def __init__(self, examples: Callable[[], Mapping[str, int]], ranks: Mapping[str, int | None]) -> None:
+        self._examples, self._ranks = examples, ranks
 
     def __getitem__(self, name: str) -> Member:
-        place = bisect_left(self._names, name)
-        if place == len(self._names) or self._names[place] != name:
-            raise KeyError(name)
-        rank = None if self._ranks is None else self._ranks[name]
-        return Member(Client(name, self._examples().get(name, 0), rank), (), ())
+        return Member(Client(name, self._examples().get(name, 0), self._ranks[name]), (), ())
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(self._ranks)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._ranks)
 
 
 def without_rows(config: RunConfig) -> RunConfig:
@@ -165,7 +157,7 @@ def check_clients(config: RunConfig, count: int) -> None:
     many for the numbers of a masked sum."""
     if problems := list(client_checks(config, count)):
         raise ConfigError(problems)
-    fixed_point(config, count)
+    check_sum(config, count)
 
 
 def _check_unlabelled(config: RunConfig, clients: Collection[str]) -> None:
@@ -225,7 +217,7 @@ def with_clients(
     ranks: Mapping[str, int] | None,
 ) -> Assembly:
     """The run with its clients. ``examples``: gives the numbers of examples that are known."""
-    members = _Roll(sorted(clients), examples, ranks)
+    members = _Roll(examples, {name: None if ranks is None else ranks[name] for name in sorted(clients)})
     return replace(assembly, population=replace(assembly.population, members=members))
 
 

@@ -47,18 +47,14 @@ class Given:
         ``with_rows``: whether rows are needed.
         """
         problems = []
-        named = {
-            "data.source": config.data.source,
-            "data.test_source": config.data.test_source,
-            "data.clients_from": config.data.clients_from,
-            "model.name": config.model.name,
-        }
         for key, (arguments, value) in self._places().items():
-            if named[key] == GIVEN and value is None and (with_rows or key == "model.name"):
+            section, _, name = key.partition(".")
+            named = getattr(getattr(config, section), name)
+            if named == GIVEN and value is None and (with_rows or key == "model.name"):
                 message = f"it was {GIVEN}, so only a program can give it again: rondo.resume(RUN_DIR, {arguments})"
                 problems.append(Problem(key, f"{message}; {_OTHERWISE[key]}"))
-            if named[key] != GIVEN and value is not None:
-                message = f"the run has {key} = {named[key]!r}: leave this argument out"
+            if named != GIVEN and value is not None:
+                message = f"the run has {key} = {named!r}: leave this argument out"
                 problems.append(Problem(arguments.partition("=")[0], message))
         kind = tasks.TABLE.get(config.task.kind)
         if kind is not None and kind.inputs != "text":
