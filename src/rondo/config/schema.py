@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
@@ -348,6 +348,10 @@ class RunConfig(Section):
         trains all, since its weights are random."""
         scratch = self.model.name in BUILTIN_NETWORKS and "adapter" not in self.model_fields_set
         return "all" if self.train.what is None and scratch else self.train.what
+
+    def changed(self, section: str, **values: Any) -> Self:
+        """The same with other values of one section. They are not checked."""
+        return self.model_copy(update={section: getattr(self, section).model_copy(update=values)})
 
     @property
     def guarantee(self) -> Guarantee:

@@ -98,7 +98,7 @@ def reopen(
     settings = config = directory.config()
     check_code(config, allow_code, source)
     if exact:
-        config = config.model_copy(update={"train": config.train.model_copy(update={"precision": "exact"})})
+        config = config.changed("train", precision="exact")
     then = directory.manifest()
     labels = then.get("labels")
     if not isinstance(labels, list):

@@ -81,7 +81,7 @@ def changes(directory: RunDirectory, config: RunConfig, given: Given) -> Sequenc
     there, simulation = directory.config(), config.simulation
     now = located(resolved(config, load_rows(config, given.train, given.test, given.clients)))
     if now.task.today is None:
-        now = now.model_copy(update={"task": now.task.model_copy(update={"today": there.task.today})})
+        now = now.changed("task", today=there.task.today)
     now = now.model_copy(update={"rounds": there.rounds})
     then = {"config": recorded(there)}
     must_equal(then, {"config": recorded(now)}, whatever=False, remedy=REPLACE, source="rondo.run")
@@ -156,7 +156,7 @@ def check_taken(
             day = then.get("config", {}).get("task", {}).get("today")
             other_library = then["versions"].get("transformers") != environment()["versions"]["transformers"]
         if config.task.today is None:  # a run is of its day, whenever it is taken
-            config = config.model_copy(update={"task": config.task.model_copy(update={"today": day})})
+            config = config.changed("task", today=day)
         now = _both(today.inputs(config), then)
         if other_library:  # whose version says what else a model's configuration has
             now.pop("model_config", None)

@@ -23,12 +23,9 @@ def local_only(assembly: Assembly, stop: threading.Event | None) -> dict[str, An
     under "test" on the common test set (None without one).
     """
     config, task = assembly.config, assembly.task
-    clients = config.clients.model_copy(
-        update={"per_round": None, "sampling": "full", "min_clients": 1, "over_select": 0.0, "deadline": None}
-    )
-    evaluation = config.evaluation.model_copy(update={"diagnostics_every": 0})
-    no_faults = {"faults": FaultsConfig(), "admission": AdmissionConfig()}
-    config = config.model_copy(update={"clients": clients, "evaluation": evaluation, **no_faults})
+    config = config.changed("clients", per_round=None, sampling="full", min_clients=1, over_select=0.0, deadline=None)
+    config = config.changed("evaluation", diagnostics_every=0)
+    config = config.model_copy(update={"faults": FaultsConfig(), "admission": AdmissionConfig()})
     algorithm = assembly.algorithm
     while isinstance(algorithm, ServerStep | Robust | Compressed):
         algorithm = algorithm.algorithm

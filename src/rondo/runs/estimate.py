@@ -94,10 +94,8 @@ def estimate(config: Source | os.PathLike[str], device: str = "auto") -> Estimat
 
 def _shortened(assembly: Assembly, steps: int) -> Assembly:
     """The run with ``steps`` steps per local training, without diagnostics."""
-    train = assembly.config.train.model_copy(update={"local_steps": steps, "local_epochs": None})
-    evaluation = assembly.config.evaluation.model_copy(update={"diagnostics_every": 0})
-    config = assembly.config.model_copy(update={"train": train, "evaluation": evaluation})
-    return replace(assembly, config=config)
+    config = assembly.config.changed("train", local_steps=steps, local_epochs=None)
+    return replace(assembly, config=config.changed("evaluation", diagnostics_every=0))
 
 
 def _tried(assembly: Assembly, start: Any) -> list[Mapping[str, Any]]:

@@ -172,9 +172,7 @@ def _check_unlabelled(config: RunConfig, clients: Collection[str]) -> None:
         other_rows(config, file, tuple(values), key=key)
         names = values if len(values) > 1 else names
     labels = list(names)[:MOST]
-    outline = looked(
-        config.model_copy(update={"task": config.task.model_copy(update={"labels": labels})}), algorithm, labels
-    )
+    outline = looked(config.changed("task", labels=labels), algorithm, labels)
     problems = list(outline.problems)
     try:
         client_ranks(config, compressed(config.compression, algorithm), outline.sites, len(clients))

@@ -174,8 +174,7 @@ class Joining:
         if not task_class(config.task.kind).classes:
             return config
         # The server has no rows, so this site's do not say whether a row may have several labels.
-        told = {"multi_label": config.task.several_labels}
-        return config.model_copy(update={"task": config.task.model_copy(update=told)})
+        return config.changed("task", multi_label=config.task.several_labels)
 
     def _labels(self, config: RunConfig, clients: dict[str, Rows]) -> tuple[str, ...]:
         """The class names in this site's rows. Raises :class:`Declined` where they are beyond the contract, and
@@ -194,8 +193,7 @@ class Joining:
         for another base model than the plan's, if it names one."""
         key = json.dumps([plan.config, labels, sorted(rows)], sort_keys=True)
         if key not in self._loaded:
-            alone = {"per_round": None, "min_clients": 1, "ranks": None, "bytes_budget": None}
-            single = config.model_copy(update={"clients": config.clients.model_copy(update=alone)})
+            single = config.changed("clients", per_round=None, min_clients=1, ranks=None, bytes_budget=None)
             self._loaded.clear()
             tests = {name: self.tests[name] for name in rows if name in self.tests} or None
             parting = None if self.behind is None or behind.is_free(config) else self.behind.parts

@@ -44,7 +44,7 @@ class Order:
         """The order for one of ``workers``, which share the memory and the disk space for hidden states."""
         simulation = assembly.config.simulation
         share = {key: getattr(simulation, key) // workers for key in ("prefix_memory_mb", "prefix_disk_mb")}
-        config = assembly.config.model_copy(update={"simulation": simulation.model_copy(update=share)})
+        config = assembly.config.changed("simulation", **share)
         return Order(to_toml(config), assembly.device.type, torch.get_num_threads(), given)
 
 

@@ -93,10 +93,9 @@ def _holds(path: Path, variant: Variant, settled: Settled) -> bool:
     except ConfigError:
         return False
     if variant.config.task.today is None:
-        there = there.model_copy(update={"task": there.task.model_copy(update={"today": None})})
+        there = there.changed("task", today=None)
     if not variant.config.evaluation.clients_every:
-        evaluation = there.evaluation.model_copy(update={"clients_every": 0})
-        there = there.model_copy(update={"evaluation": evaluation})
+        there = there.changed("evaluation", clients_every=0)
     ran = to_toml(there)
     return ran == to_toml(located(variant.config)) or ran == to_toml(located(settled(variant)))
 
@@ -225,5 +224,4 @@ def _with_scores_at_clients(variant: Variant) -> Variant:
     if scores.clients_every or config.guarantee.hides_scores:
         return variant
     every = max(1, config.rounds // _SCORES) if scores.every == "auto" else scores.every
-    evaluation = scores.model_copy(update={"clients_every": every})
-    return replace(variant, config=config.model_copy(update={"evaluation": evaluation}))
+    return replace(variant, config=config.changed("evaluation", clients_every=every))
