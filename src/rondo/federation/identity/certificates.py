@@ -48,8 +48,9 @@ def last_day(days: int) -> date:
     return (now() + timedelta(days=days)).date()
 
 
-def host(text: str) -> str:
-    """``text`` if it is a host name or an IP address that a certificate can have. Raises ValueError with the reason."""
+def host(text: str, place: str) -> str:
+    """``text`` if it is a host name or an IP address that a certificate can have. Raises :class:`ConfigError` at
+    ``place``."""
     with suppress(ValueError):
         if "%" not in text:  # an address with the name of a network card
             return str(ipaddress.ip_address(text))
@@ -57,7 +58,7 @@ def host(text: str) -> str:
     fits = len(text) <= 253 and all(_LABEL.fullmatch(label) for label in labels)
     if not fits or labels[-1].isdigit():
         hint = "write it without scheme and port, as in fed.example.org"
-        raise ValueError(f"{text!r} is neither a host name nor an IP address; {hint}")
+        raise ConfigError.at(place, f"{text!r} is neither a host name nor an IP address; {hint}")
     return text.lower()
 
 

@@ -119,10 +119,7 @@ class SiteKeys:
         if (fault := roster.name_fault(about["site"])) is not None:
             raise ConfigError.at(f"{path}.site", f"{files.quoted(about['site'])} {fault}")
         named = about.get("server")
-        try:
-            server = None if named is None else certificates.host(named)
-        except ValueError as error:
-            raise ConfigError.at(f"{path}.server", str(error)) from None
+        server = None if named is None else certificates.host(named, f"{path}.server")
         clients = files.texts(about["clients"], f"{path}.clients")
         certificates.read_authority(folder / "ca.crt")
         key = folder / "site.key"
@@ -142,7 +139,7 @@ def make(
 
     Raises :class:`ConfigError`.
     """
-    folder, end, hosts = Path(folder), certificates.last_day(days), _hosts(server)
+    end, hosts = certificates.last_day(days), _hosts(server)
     with files.alone(folder / "server"):
         return _make(folder, hosts, sites, days, end, clients)
 
@@ -151,7 +148,7 @@ def renew(server: Sequence[str], folder: Path, *, days: int) -> tuple[tuple[str,
     """Make another certificate for the key of the server that is there, in one step, and return its hosts and its last
     day. ``folder`` has the authority's private key at ``ca/ca.key``. ``server``: its hosts from now on; without, as
     before. Raises :class:`ConfigError`."""
-    folder, hosts = Path(folder), _hosts(server)
+    hosts = _hosts(server)
     path = check_folder(folder / "server", "--to") / "server.crt"
     certificates.last_day(days)
     with files.alone(path.parent):
@@ -166,10 +163,7 @@ def renew(server: Sequence[str], folder: Path, *, days: int) -> tuple[tuple[str,
 
 def _hosts(texts: Sequence[str]) -> tuple[str, ...]:
     """Hosts as a certificate has them. Raises :class:`ConfigError`."""
-    try:
-        return tuple(dict.fromkeys(certificates.host(text) for text in texts))
-    except ValueError as error:
-        raise ConfigError.at("--server", str(error)) from None
+    return tuple(dict.fromkeys(certificates.host(text, "--server") for text in texts))
 
 
 def _make(
@@ -214,7 +208,6 @@ def about(site: str, clients: Sequence[str], server: str | None) -> bytes:
 
 def check_folder(folder: Path, option: str = "--keys") -> Path:
     """``folder``, which ``option`` names. Raises :class:`ConfigError` if it is none."""
-    folder = Path(folder)
     if not folder.is_dir():
         raise ConfigError.at(option, f"{str(folder)!r} is not a folder; name one that rondo federate keys make wrote")
     return folder

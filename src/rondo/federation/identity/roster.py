@@ -99,7 +99,6 @@ class Roster:
     @classmethod
     def read(cls, path: Path) -> Roster:
         """Read a roster. Raises :class:`ConfigError` at the first fault."""
-        path = Path(path)
         tree = files.checked(files.json_object(path), str(path), {"sites": list}, {})
         sites = tuple(read_site(entry, f"{path}: sites.{i}") for i, entry in enumerate(tree["sites"]))
         if (fault := shared(sites)) is not None:
@@ -109,7 +108,7 @@ class Roster:
 
     def write(self, path: Path) -> None:
         """Replace the file ``path`` in one step. Raises :class:`ConfigError` if it cannot be written."""
-        files.write(Path(path), self.content())
+        files.write(path, self.content())
 
     def content(self) -> bytes:
         """The bytes of the file."""
@@ -231,7 +230,6 @@ def request_of(site: Enrolled) -> bytes:
 
 def read_request(path: Path) -> Enrolled:
     """The site that a request, which anybody may have written, is for. Raises :class:`ConfigError`."""
-    path = Path(path)
     if (reason := nothing_at(str(path), "file")) is not None:
         raise ConfigError.at("REQUEST", reason)
     text = files.content(path, _LARGEST_REQUEST)

@@ -54,16 +54,12 @@ def make(name: str, folder: Path, *, ca: Path, clients: Sequence[str] = (), serv
 
     Raises :class:`ConfigError`.
     """
-    folder, ca = Path(folder), Path(ca)
     if (fault := roster.name_fault(name)) is not None:
         raise ConfigError.at("NAME", f"{files.quoted(name)} {fault}")
     ids = files.texts(clients or [name], "--client")
     if (twice := roster.shared((Enrolled(name, "", ids),))) is not None:
         raise ConfigError.at("--client", f"{twice[2]}; name each client once")
-    try:
-        host = None if server is None else certificates.host(server)
-    except ValueError as error:
-        raise ConfigError.at("--server", str(error)) from None
+    host = None if server is None else certificates.host(server, "--server")
     if (reason := nothing_at(str(ca), "file")) is not None:
         raise ConfigError.at("--ca", reason)
     authority = certificates.pem(certificates.read_authority(ca))
@@ -87,7 +83,6 @@ def make(name: str, folder: Path, *, ca: Path, clients: Sequence[str] = (), serv
 def renew(name: str, folder: Path) -> NewSiteKeys:
     """Make a new key of the site whose keys are in ``folder``, beside the one there, which counts until the server's
     owner has taken the new one. A new key that is there already stays. Raises :class:`ConfigError`."""
-    folder = Path(folder)
     with files.alone(folder):
         keys = SiteKeys.read(folder)
         if keys.site != name:
