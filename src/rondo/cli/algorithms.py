@@ -36,13 +36,12 @@ def list_(
 ) -> None:
     """List the algorithms: what each does, its flags (exact, linear, personal), numbers sent up and paper. With
     --compat, the options that each one takes."""
-    if compat:
-        with user_errors():
+    with user_errors():
+        if compat:
             _compatible(names, as_json)
-        return
-    for given, argument in ((bool(names), "NAMES"), (as_json, "--json")):
-        if given:
-            with user_errors():
+            return
+        for given, argument in ((bool(names), "NAMES"), (as_json, "--json")):
+            if given:
                 raise ConfigError.at(argument, "it goes with --compat: add that, or remove it", "rondo")
     from rondo import algorithms
     from rondo.report.terminal import folded, plain_console
@@ -97,10 +96,11 @@ def _compatible(names: list[str] | None, as_json: bool) -> None:
 
 
 def _made(name: str) -> Any:
-    """An algorithm of one's own, with its defaults."""
+    """An algorithm with its defaults. Raises :class:`ConfigError`."""
+    cls = _algorithm_class(name)
     try:
-        return _algorithm_class(name)()
-    except TypeError as error:
+        return cls()
+    except Exception as error:  # a user's class may have a field without default or an abstract method
         raise ConfigError.at("NAME", f"{name} cannot be made without arguments: {error}", "rondo") from None
 
 
@@ -169,16 +169,10 @@ def check(
 
         failed = 0
         for name in names or algorithms.names():
-            cls = _algorithm_class(name)
-            entry = algorithms.TABLE.get(name)
+            algorithm, entry = _made(name), algorithms.TABLE.get(name)
             formulas = (entry.up_numbers, entry.down_numbers) if entry is not None else None
             whole = WHOLE[entry.whole] if entry is not None else None
             print(name)
-            try:
-                algorithm = cls()
-            except Exception as error:  # a user's class may have a field without default or an abstract method
-                message = f"{name} cannot be made without arguments: {error}"
-                raise errors.ConfigError.at("NAME", message, "rondo") from None
             results = testing.check_algorithm(algorithm, formulas=formulas, whole=whole)
             for line in law_lines(results):
                 print(errors.visible(line))
