@@ -32,6 +32,7 @@ from rondo.federation.server.masked_rounds import MaskedRounds
 from rondo.federation.server.saved_sum import SavedSum
 from rondo.federation.server.sites import Sites
 from rondo.params import Params
+from rondo.records.schema import Partition
 from rondo.runs.assembling.assemble import assemble, looked, rows_of_tests, test_files, with_tests
 from rondo.runs.assembling.assembly import Assembly, Federation, Start
 from rondo.runs.assembling.private import Protection, check_sum
@@ -239,14 +240,5 @@ def plan_of(config: RunConfig, run: str, labels: tuple[str, ...] | None, model: 
 
 def _report(test: int, labels: tuple[str, ...]) -> dict[str, Any]:
     """The entries about rows of a simulation's ``partition.json``, as far as a server knows it."""
-    counts = ("rows", "rows_used", "rows_bad", "rows_not_sampled", "rows_without_target")
-    report: dict[str, Any] = {f"{prefix}{key}": 0 for prefix in ("", "test_") for key in counts}
-    report |= {
-        "test_rows": test,
-        "test_rows_used": test,
-        "rows_without_client": 0,
-        "rows_moved": 0,
-        "test_rows_trained_on": 0,
-    }
-    report |= {"clients_not_sampled": 0, "clients_too_small": {}, "clients_without_examples": [], "warnings": []}
-    return report | {"text": {}, "test_text": {}, "sampled_by": [], "test_sampled_by": [], "classes": list(labels)}
+    of_none = Partition(clients={}).model_dump(exclude={"clients"}, exclude_none=True)
+    return of_none | {"test_rows": test, "test_rows_used": test, "classes": list(labels)}
