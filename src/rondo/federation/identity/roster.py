@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -230,7 +231,7 @@ def request_of(site: Enrolled) -> bytes:
 
 def read_request(path: Path) -> Enrolled:
     """The site that a request, which anybody may have written, is for. Raises :class:`ConfigError`."""
-    if (reason := nothing_at(str(path), "file")) is not None:
+    if not os.path.exists(path) and (reason := nothing_at(str(path), "file")) is not None:
         raise ConfigError.at("REQUEST", reason)
     text = files.content(path, _LARGEST_REQUEST)
     if b"PRIVATE KEY-----" in text:

@@ -60,7 +60,7 @@ def make(name: str, folder: Path, *, ca: Path, clients: Sequence[str] = (), serv
     if (twice := roster.shared((Enrolled(name, "", ids),))) is not None:
         raise ConfigError.at("--client", f"{twice[2]}; name each client once")
     host = None if server is None else certificates.host(server, "--server")
-    if (reason := nothing_at(str(ca), "file")) is not None:
+    if not os.path.exists(ca) and (reason := nothing_at(str(ca), "file")) is not None:
         raise ConfigError.at("--ca", reason)
     authority = certificates.pem(certificates.read_authority(ca))
     _make_folder(folder)
