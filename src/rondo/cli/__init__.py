@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rondo.cli import algorithms, compare, data, reproduce, results, run, tune
+from rondo.cli import algorithms, data, results, run, study
 from rondo.cli.app import app, main
 from rondo.cli.federate import federate
 from rondo.cli.privacy import privacy
@@ -16,10 +16,10 @@ _SHOWN: tuple[tuple[str, Callable[..., None]], ...] = (
     ("resume", run.resume),
     ("demo", run.demo),
     ("watch", results.watch),
-    ("compare", compare.compare),
+    ("compare", study.compare),
     ("report", results.report),
-    ("tune", tune.tune),
-    ("reproduce", reproduce.reproduce),
+    ("tune", study.tune),
+    ("reproduce", study.reproduce),
     ("init", run.init),
     ("schema", run.schema),
     ("data", data.data),
