@@ -15,7 +15,7 @@ LINES, OF_FUNCTION, ENTRIES, ROOMS = 400, 50, 14, 27
 FUNCTIONS = {
     "cli/results.py evaluate": 58,  # most of it are options, as of the next two
     "cli/privacy.py plan": 52,
-    "cli/tune.py tune": 58,
+    "cli/study.py tune": 57,
     "federation/server/run.py resume": 53,
     "study/compare/numbers.py numbers": 57,
 }

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from rondo.records.paired import LEVEL, Paired, one_value, quantile
 
 Word = Literal["seen", "seen, smaller", "not seen here", "open", "not tested as stated", "counterexample"]
+WORDS: tuple[Word, ...] = get_args(Word)
 
 _MOST = 1000
 """The most seeds that are named to decide an open claim."""
