@@ -172,10 +172,8 @@ def numbers(variant: Variant, run_dir: Path, question: Question, *, at_clients: 
     any."""
     config, directory = variant.config, RunDirectory(run_dir)
     summary, rounds = directory.read("summary.json"), directory.rounds()
-    primary, traffic = summary["primary"], summary["bytes"]
-    test, own_rows, fine_tuned = (
-        score_of(summary["after"], kinds, primary) for kinds in (TEST_KINDS, OWN_KINDS, FINE_TUNED_KINDS)
-    )
+    primary, traffic, after = summary["primary"], summary["bytes"], summary["after"]
+    test, own_rows, fine_tuned = (score_of(after, of, primary) for of in (TEST_KINDS, OWN_KINDS, FINE_TUNED_KINDS))
     measures = summary["measures"]["after"]
     on_test = test is not None and not (at_clients and own_rows is not None)
     measure = None if test is not None else _first(summary["measures"]["before"], measures, own_rows is not None)
@@ -213,7 +211,7 @@ def numbers(variant: Variant, run_dir: Path, question: Question, *, at_clients: 
         "fine_tuned": fine_tuned,
         "more_tests": {
             name: {"model": test and test["model"], "score": scores.get(primary)}
-            for name, scores in summary["after"].get("more_tests", {}).items()
+            for name, scores in after.get("more_tests", {}).items()
         },
         "measures": measures,
         **answers(curve, question, higher_is_better=measure is None and higher_is_better(config, primary)),
