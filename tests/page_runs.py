@@ -14,13 +14,7 @@ from rondo.records.recorded import Recorded, trained
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028\u202e'\"&amp;<!--\x07\ud800"
 """Everything by which a text could stop being one."""
 
-PRIVACY = {
-    "unit": "client",
-    "adversary": "reader",
-    "delta": 1e-5,
-    "secure_aggregation": False,
-    "simulation": True,
-}
+PRIVACY = {"unit": "client", "adversary": "reader", "delta": 1e-5, "secure_aggregation": False, "simulation": True}
 """What a private run protects, but for epsilon."""
 
 METRICS = ("accuracy", "f1", "matthews", "auc", "loss")

@@ -36,9 +36,7 @@ def save_tokenizer(folder: Path, *, pairs: bool) -> int:
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
     if pairs:
         inner.post_processor = processors.TemplateProcessing(
-            single="[CLS] $A [SEP]",
-            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-            special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+            single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
         )
     special = {"pad_token": "[PAD]", "unk_token": "[UNK]"}
     special |= {"cls_token": "[CLS]", "sep_token": "[SEP]"} if pairs else {"eos_token": "[SEP]"}

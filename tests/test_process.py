@@ -112,8 +112,7 @@ def test_seed_is_that_of_a_generator_and_the_state_comes_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "forked"),
-    [(None, []), (torch.device("cpu"), []), (torch.device("cuda", 1), [torch.device("cuda", 1)])],
+    ("device", "forked"), [(None, []), (torch.device("cpu"), []), (torch.device("cuda", 1), [torch.device("cuda", 1)])]
 )
 def test_generator_of_an_accelerator_is_kept_too(
     device: torch.device | None, forked: list[torch.device], monkeypatch: pytest.MonkeyPatch

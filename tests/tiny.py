@@ -171,10 +171,7 @@ def head_of(network: AdaptedNetwork, seed: int) -> dict[str, Tensor]:
 
 
 def merged(
-    module: nn.Module,
-    chosen: Sequence[Site],
-    seen: Mapping[str, Tensor],
-    base: Mapping[str, GrowingSum] | None = None,
+    module: nn.Module, chosen: Sequence[Site], seen: Mapping[str, Tensor], base: Mapping[str, GrowingSum] | None = None
 ) -> Any:
     """A copy of ``module`` with every change added densely to its weights: the reference."""
     module = copy.deepcopy(module)

@@ -15,11 +15,7 @@ from rondo.params import Params, add_client_axis, buffer, client_row, pick
 from rondo.testing import SgdTrainer, TwoLayers, WholeLayers
 from rondo.testing.run import Run, largest_gap
 
-PROBLEMS = {
-    "whole": WholeLayers.make(0),
-    "factors": TwoLayers.make(0),
-    "both": TwoLayers.make(1, beside=True),
-}
+PROBLEMS = {"whole": WholeLayers.make(0), "factors": TwoLayers.make(0), "both": TwoLayers.make(1, beside=True)}
 every_problem = pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 LR = 0.1
 
@@ -103,9 +99,7 @@ def test_clients_model_is_one_step_away(problem: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{"variant": "so"}, {"inner_lr": -1.0}, {"support": 0.0}, {"support": 1.0}, {"delta": 0.0}],
-    ids=str,
+    "fields", [{"variant": "so"}, {"inner_lr": -1.0}, {"support": 0.0}, {"support": 1.0}, {"delta": 0.0}], ids=str
 )
 def test_per_fedavg_names_a_field_out_of_range(fields: Any) -> None:
     with pytest.raises(ValueError, match=next(iter(fields))):

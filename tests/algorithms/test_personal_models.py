@@ -18,11 +18,7 @@ from rondo.params import Params, add_client_axis, auxiliary, buffer, client_row,
 from rondo.testing import SgdTrainer, TwoLayers, WholeLayers
 from rondo.testing.run import Run, largest_gap
 
-PROBLEMS = {
-    "whole": WholeLayers.make(0),
-    "factors": TwoLayers.make(0),
-    "both": TwoLayers.make(1, beside=True),
-}
+PROBLEMS = {"whole": WholeLayers.make(0), "factors": TwoLayers.make(0), "both": TwoLayers.make(1, beside=True)}
 every_problem = pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 LR = 0.1
 PARTS = [(0, 1, 2), (1,), (0, 2), (0, 1)]

@@ -15,11 +15,7 @@ from rondo.params import AUXILIARY_PREFIX, Params, add_client_axis, auxiliary, b
 from rondo.testing import SgdTrainer, TwoLayers, WholeLayers
 from rondo.testing.run import Run, largest_gap
 
-PROBLEMS = {
-    "whole": WholeLayers.make(0),
-    "factors": TwoLayers.make(0),
-    "both": TwoLayers.make(1, beside=True),
-}
+PROBLEMS = {"whole": WholeLayers.make(0), "factors": TwoLayers.make(0), "both": TwoLayers.make(1, beside=True)}
 every_problem = pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 every_option = pytest.mark.parametrize("option", ["I", "II"])
 LR = 0.1

@@ -40,12 +40,7 @@ MEMBERS, CLIENTS, BOOST = 60, 20, 20
 
 
 def trained(
-    folder: Path,
-    rows: Rows,
-    test: Rows,
-    labels: Sequence[str],
-    train: Mapping[str, Any] | None = None,
-    **sections: Any,
+    folder: Path, rows: Rows, test: Rows, labels: Sequence[str], train: Mapping[str, Any] | None = None, **sections: Any
 ) -> Path:
     """The model that a federation of the owners of ``rows`` releases. ``train``: keys of ``[train]``."""
     config = {

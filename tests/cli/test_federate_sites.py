@@ -160,10 +160,7 @@ SITE, SITES = ("federate", "site", "keys"), ("federate", "sites")
         ((*SITE, "x", "--ca", "site/ca.crt", "--client", ""), "--client.0: should be a text"),
         ((*SITE, "x", "--ca", "site/ca.crt", "--server", "a:1"), "--server: 'a:1' is neither a host name nor"),
         ((*SITE, "y", "--ca", "site/ca.crt", "--to", "old"), "--to: 'old' has the keys of 'x' with the clients x, and"),
-        (
-            (*SITE, "x", "--renew", "--ca", "site/ca.crt"),
-            "--renew: changes the key alone; leave out --client, --ca",
-        ),
+        ((*SITE, "x", "--renew", "--ca", "site/ca.crt"), "--renew: changes the key alone; leave out --client, --ca"),
         ((*SITE, "x", "--renew", "--to", "none"), "--keys: 'none' is not a folder; name one that rondo federate"),
         ((*SITE, "y", "--renew", "--to", "old"), "NAME: 'old' has the keys of 'x', not of 'y'"),
         ((*SITE,), "Missing argument 'NAME'"),
@@ -172,10 +169,7 @@ SITE, SITES = ("federate", "site", "keys"), ("federate", "sites")
         ((*SITES, "add", "old/site.json"), "old/site.json: a site's site.json, not its request"),
         ((*SITES, "add", "old/ca.crt"), "old/ca.crt: the file is not JSON: "),
         ((*SITES, "add", "old/x.request.json", "--days", "0"), "--days: should be between 1 and 36500, got 0"),
-        (
-            (*SITES, "add", "old/x.request.json"),
-            "old/x.request.json.name: the site 'x' is there already; for a",
-        ),
+        ((*SITES, "add", "old/x.request.json"), "old/x.request.json.name: the site 'x' is there already; for a"),
         (
             (*SITES, "add", "old/x.request.json", "--keys", "none"),
             "--keys: 'none' is not a folder; name one that rondo",

@@ -403,12 +403,7 @@ CASES = [
         {"task": {"label": "score"}},
         rows="text,score\n" + "".join(f"w1,{i / 40}\n" for i in range(40)),
     ),
-    Case(
-        "data",
-        "NaN among numbers",
-        {"task": {"label": "score"}},
-        rows="text,score\nw1,0\nw2,1\nw3,nan\n",
-    ),
+    Case("data", "NaN among numbers", {"task": {"label": "score"}}, rows="text,score\nw1,0\nw2,1\nw3,nan\n"),
     Case(
         "data",
         "lists for all labels",
@@ -485,11 +480,7 @@ CASES = [
     Case("structure", "an adapter that is none", START, files={"adapter/adapter_config.json": '{"peft_type": "IA3"}'}),
     # files that somebody else wrote
     Case("structure", "a model with an adapter beside it", files={"model/adapter_config.json": json.dumps(LORA)}),
-    Case(
-        "structure",
-        "pickled weights",
-        files={"model/model.safetensors": None, "model/pytorch_model.bin": b"\x80"},
-    ),
+    Case("structure", "pickled weights", files={"model/model.safetensors": None, "model/pytorch_model.bin": b"\x80"}),
     Case(
         "structure",
         "a model's size that is no number",
@@ -521,10 +512,7 @@ CASES = [
     Case("structure", "a budget that holds no upload", {"clients": {"bytes_budget": 999}}),
     Case("structure", "budgets of which one holds none", {"clients": {"bytes_budget": [4096, 4096, 9]}}),
     Case(
-        "structure",
-        "a client's rank above an adapter's",
-        {**START, "clients": {"ranks": [4, 4, 4]}},
-        files=adapter(),
+        "structure", "a client's rank above an adapter's", {**START, "clients": {"ranks": [4, 4, 4]}}, files=adapter()
     ),
     Case(
         "structure",

@@ -178,11 +178,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"task": {"kind": "causal-lm", "text": ["a", "b"]}}, "task.text", "takes one text column"),
     ({"task": {"kind": "causal-lm", "text": "t", "label": "l"}}, "task.label", "use it: remove it, or set task.kind"),
     ({"task": {"kind": "causal-lm", "text": "t"}, "model": {"head": "local"}}, "model.head", "no task head; remove it"),
-    (
-        {"model": {"gguf_file": "m.gguf", "quantization": "int8"}},
-        "model.quantization",
-        "round it again: remove it",
-    ),
+    ({"model": {"gguf_file": "m.gguf", "quantization": "int8"}}, "model.quantization", "round it again: remove it"),
     # clients' ranks
     ({"clients": {"ranks": 4}}, "clients.ranks", "should be a list or a dictionary, got 4"),
     ({"clients": {"ranks": []}}, "clients.ranks", "at least 1 item"),
@@ -551,8 +547,7 @@ def test_field_of_an_algorithm_is_finite(value: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "needed"),
-    [("dirichlet", "alpha"), ("shards", "shards_per_client"), ("classes", "classes_per_client")],
+    ("kind", "needed"), [("dirichlet", "alpha"), ("shards", "shards_per_client"), ("classes", "classes_per_client")]
 )
 def test_builtin_data_need_the_keys_of_a_partition(kind: str, needed: str) -> None:
     assert f"partition.{needed}" in problems({"partition": {"kind": kind, "clients": 4}})

@@ -77,10 +77,7 @@ def test_overrides_come_after_the_table(file: Path) -> None:
         (["methods.fedit=3"], ["methods.fedit: should be a section: [methods.fedit]"]),
         (["methods=3"], ["methods: should be a table per method: [methods.fedit]"]),
         (["methods.fedti.train.lr=1"], ["methods.fedti.algorithm.name: no algorithm is called 'fedti'"]),
-        (
-            ["rounds=x", "methods.fedit.train.lr=-1"],
-            ["rounds: should be an integer", "methods.fedit.train.lr: "],
-        ),
+        (["rounds=x", "methods.fedit.train.lr=-1"], ["rounds: should be an integer", "methods.fedit.train.lr: "]),
         (["method.fedit.train.lr=1"], ["method: unknown key; did you mean 'methods'?"]),
     ],
 )

@@ -120,8 +120,7 @@ def test_lists_say_by_themselves_that_a_row_may_have_several() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cells", "task"),
-    [((["b"], ["a", "10"], ["2"], []), {}), (("b", "a;10", "2", ""), {"label_separator": ";"})],
+    ("cells", "task"), [((["b"], ["a", "10"], ["2"], []), {}), (("b", "a;10", "2", ""), {"label_separator": ";"})]
 )
 def test_classes_are_the_single_labels(cells: Any, task: Any) -> None:
     given = rows(*cells)

@@ -65,10 +65,7 @@ def test_number_of_no_class_is_a_missing_label(number: int | None) -> None:
 @pytest.mark.parametrize("names", [["no", "yes"], "no", None])
 def test_classes_of_a_column_that_is_not_there(names: Any) -> None:
     """As in a file of which columns were left out, and with names that are no list."""
-    features = {
-        "gone": {"names": ["a", "b"], "_type": "ClassLabel"},
-        "label": {"names": names, "_type": "ClassLabel"},
-    }
+    features = {"gone": {"names": ["a", "b"], "_type": "ClassLabel"}, "label": {"names": names, "_type": "ClassLabel"}}
     schema = pyarrow.schema({"label": pyarrow.int64()})
     schema = schema.with_metadata({"huggingface": json.dumps({"info": {"features": features}})})
     rows: list[dict[str, Any]] = [{"label": 1}]

@@ -17,10 +17,7 @@ from rondo.data.sources import read_rows
 from small_runs import reviews, save_tiny_bert, settings
 
 TEXT = 'Filiale;Text;Art\nKöln;"zu; spät";Gebühr\nÜlm;20,5 €;Netz\n'
-ROWS = [
-    {"Filiale": "Köln", "Text": "zu; spät", "Art": "Gebühr"},
-    {"Filiale": "Ülm", "Text": "20,5 €", "Art": "Netz"},
-]
+ROWS = [{"Filiale": "Köln", "Text": "zu; spät", "Art": "Gebühr"}, {"Filiale": "Ülm", "Text": "20,5 €", "Art": "Netz"}]
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "utf-16", "utf-8", "UTF_8"])

@@ -81,10 +81,7 @@ def test_package_that_a_check_lacks_is_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "packaging.requirements", None)
     monkeypatch.delitem(sys.modules, "rondo.doctor.packages")
     found = marks(look())
-    assert found["required"] == (
-        "fault",
-        "could not be looked at (ModuleNotFoundError): pip install packaging",
-    )
+    assert found["required"] == ("fault", "could not be looked at (ModuleNotFoundError): pip install packaging")
 
 
 @pytest.mark.slow

@@ -75,12 +75,7 @@ def test_spoiled_letters_are_turned_away(kind: str, data: st.DataObject) -> None
     place, value = data.draw(st.integers(0, size - 1)), data.draw(st.integers(0, 255))
     spoiled = data.draw(
         st.sampled_from(
-            [
-                content[:place],
-                content + b"x",
-                content[:-1],
-                content[:place] + bytes([value]) + content[place + 1 :],
-            ]
+            [content[:place], content + b"x", content[:-1], content[:place] + bytes([value]) + content[place + 1 :]]
         )
     )
     try:

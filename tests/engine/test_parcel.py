@@ -109,7 +109,7 @@ def test_digest_of_what_was_sent_is_of_all_that_training_starts_from() -> None:
 
 
 ROUNDS_CHANGED: list[dict[str, Any]] = [
-    *({"index": 0, "skipped": 1}, {"total": 8}, {"seed": 1}, {"population": 4}, {"init_lora_weights": False}),
+    *({"index": 0, "skipped": 1}, {"total": 8}, {"seed": 1}, {"population": 4}, {"init_lora_weights": False})
 ]
 
 

@@ -33,8 +33,7 @@ LEAVES: Mapping[type, Mapping[str, Exposed]] = {
             "a consent; `training.least_rows`",
         ),
         "labels": Exposed(
-            "class names, if the run does not name its classes",
-            "`rows.labels`, `rows.label_names`, `rows.most_labels`",
+            "class names, if the run does not name its classes", "`rows.labels`, `rows.label_names`, `rows.most_labels`"
         ),
         "refused": Exposed(
             "why the site takes no part: terms of its contract or keys of the configuration; no row, number of "
@@ -44,10 +43,7 @@ LEAVES: Mapping[type, Mapping[str, Exposed]] = {
         "environment": Exposed(
             "Rondo's and torch's versions, the number of threads, the processor's instructions", "a consent"
         ),
-        "fewest": Exposed(
-            "fewest sites that must open a masked sum with this one",
-            "`training.least_sites`",
-        ),
+        "fewest": Exposed("fewest sites that must open a masked sum with this one", "`training.least_sites`"),
     },
     Reply: {
         "upload": Exposed(

@@ -452,20 +452,11 @@ def test_refusal_after_rows_were_read_leaves_on_the_beat(
         ('[rows]\ninput = ["text"]', "rows.input: unknown key; did you mean 'inputs'?"),
         ('[rows]\ninputs = ["a"]\nlabels = ["a"]', "rows.labels: 'a' is one of rows.inputs too"),
         ('[rows]\ninputs = ["a"]\n[training]\nmethods = ["fedlt"]', "training.methods: no algorithm is called 'fedlt'"),
-        (
-            '[rows]\ninputs = ["a"]\n[training]\nlosses = true',
-            "did you mean outgoing.losses?",
-        ),
+        ('[rows]\ninputs = ["a"]\n[training]\nlosses = true', "did you mean outgoing.losses?"),
         ('[rows]\ninputs = ["a"]\n[training]\ntensors = "hole"', "did you mean 'whole'?"),
-        (
-            '[rows]\ninputs = ["a"]\n[outgoing]\nuploads_per_day = -1',
-            "outgoing.uploads_per_day: should be",
-        ),
+        ('[rows]\ninputs = ["a"]\n[outgoing]\nuploads_per_day = -1', "outgoing.uploads_per_day: should be"),
         ('[rows]\ninputs = ["a"]\n[outgoing]\nlargest_mb = inf', "outgoing.largest_mb: should be a finite number"),
-        (
-            '[rows]\ninputs = ["a"]\n[outgoing]\nlosses = "no"',
-            "got 'no'; write it without quotes",
-        ),
+        ('[rows]\ninputs = ["a"]\n[outgoing]\nlosses = "no"', "got 'no'; write it without quotes"),
         ("[rows", "not TOML"),
     ],
 )

@@ -96,10 +96,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         "packed (gzip)",
     ),
     "endless body": ({"pull_messages": lambda _: endless(HEAD + b"\r\n", MEGABYTE)}, "more than"),
-    "endless error": (
-        {"pull_messages": lambda _: endless(b"HTTP/1.1 403 No\r\n\r\n", MEGABYTE)},
-        "more than",
-    ),
+    "endless error": ({"pull_messages": lambda _: endless(b"HTTP/1.1 403 No\r\n\r\n", MEGABYTE)}, "more than"),
     "endless chunks": (
         {"pull_messages": lambda _: endless(HEAD + b"transfer-encoding: chunked\r\n\r\n", b"1\r\nx\r\n" * 10_000)},
         "more than",

@@ -40,13 +40,7 @@ def test_honest_plan_and_request(plan: Plan, request_: Request, tmp_path: Path, 
 
 @pytest.mark.parametrize(("threads", "used"), [(2, 2), (3, 1), (10**9, 1)])
 def test_start_is_made_on_the_servers_threads(
-    plan: Plan,
-    request_: Request,
-    tmp_path: Path,
-    desk: Make,
-    monkeypatch: pytest.MonkeyPatch,
-    threads: int,
-    used: int,
+    plan: Plan, request_: Request, tmp_path: Path, desk: Make, monkeypatch: pytest.MonkeyPatch, threads: int, used: int
 ) -> None:
     """Unless the site has fewer cores. Training is on the site's own."""
     before, seen = torch.get_num_threads(), []

@@ -134,10 +134,7 @@ PLANS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "micro-batch": ({}, {"train": {"local_epochs": 1, "batch_size": 8, "micro_batch": 4}}),
     "rate": ({}, {"train": {"local_epochs": 1, "batch_size": 8, "lr": 1e-2}}),
     "method": ({}, {"algorithm": {"name": "fedit"}}),
-    "sketch": (
-        {"algorithm": {"name": "fedex-lora", "sketch": 4}},
-        {"algorithm": {"name": "fedex-lora", "sketch": 8}},
-    ),
+    "sketch": ({"algorithm": {"name": "fedex-lora", "sketch": 4}}, {"algorithm": {"name": "fedex-lora", "sketch": 8}}),
 }
 """Pairs of plans with one seed. Two sums of the same sites are then two equations in what each of them sent."""
 

@@ -180,11 +180,7 @@ class LoRAFAIR(Whole):
 
         if np.linalg.norm(slope(b)) <= penalty:
             return b
-        new = minimum(
-            objective,
-            lambda z: penalty * (z - b) / np.linalg.norm(z - b) - slope(z),
-            b + 1e-3 * slope(b),
-        )
+        new = minimum(objective, lambda z: penalty * (z - b) / np.linalg.norm(z - b) - slope(z), b + 1e-3 * slope(b))
         assert objective(new) < objective(b)
         return new
 

@@ -251,13 +251,7 @@ FAMILIES: dict[str, Family] = {
         shortcuts={"seq2seq-lm": _BIASED},
     ),
     "M2M100": Family(
-        "M2M100Config",
-        _BART,
-        _Q,
-        classifies=NONE,
-        writes=ALL,
-        note="NLLB too",
-        shortcuts={"seq2seq-lm": _PAIRS},
+        "M2M100Config", _BART, _Q, classifies=NONE, writes=ALL, note="NLLB too", shortcuts={"seq2seq-lm": _PAIRS}
     ),
     "LED": Family(
         "LEDConfig",

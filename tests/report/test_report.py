@@ -194,10 +194,7 @@ def test_run_without_scores_has_a_table() -> None:
         ({"warnings": ["all rows are alike"]}, ["warning: all rows are alike"]),
         ({"clients_too_small": {"a": 1, "b": 2}}, ["left out for too few examples: a, b"]),
         ({"clients_too_small": {"b": 0}}, ["left out, since none of their rows can be used: b"]),
-        (
-            {"clients_without_examples": ["c"]},
-            ["left out, since there is nothing to learn within task.max_length: c"],
-        ),
+        ({"clients_without_examples": ["c"]}, ["left out, since there is nothing to learn within task.max_length: c"]),
         (
             {"clients_too_small": {str(i): 1 for i in range(12)}},
             ["left out for too few examples: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more"],
@@ -324,9 +321,7 @@ def test_axis_of_rounds_has_whole_numbers() -> None:
 
 
 @pytest.mark.parametrize("values", [(0.98, 0.99), (0.9, 0.3), (0.9, 0.02), (0.9, 1e-15), (0.5, 0.5)])
-def test_ticks_of_a_logarithmic_axis_are_plain_numbers(
-    values: tuple[float, float],
-) -> None:
+def test_ticks_of_a_logarithmic_axis_are_plain_numbers(values: tuple[float, float]) -> None:
     figure = pictures.measure({"angle": values[0]}, [{"round": 0, "measures": {"angle": values[1]}}], "t")
     axis = figure.axes[0].yaxis
     low, high = axis.get_view_interval()

@@ -17,15 +17,7 @@ import transformers
 
 import rondo
 from rondo.runs.watching.result import RunResult
-from small_runs import (
-    POSITIONS,
-    reviews,
-    save_tiny_bert,
-    save_tiny_gpt2,
-    save_tiny_pythia,
-    settings,
-    write_rows,
-)
+from small_runs import POSITIONS, reviews, save_tiny_bert, save_tiny_gpt2, save_tiny_pythia, settings, write_rows
 
 TRAIN = {"lr": 0.05, "local_epochs": 6}
 

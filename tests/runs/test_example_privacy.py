@@ -140,10 +140,7 @@ def test_records_and_summary_have_the_epsilon_of_all_steps_so_far(sources: Path,
         assert record["epsilon_valid"] is True
         assert record["client_flops"] is None
     summary = json.loads((result.run_dir / "summary.json").read_text())
-    assert (summary["privacy"]["epsilon"], summary["privacy"]["epsilon_valid"]) == (
-        result.history[-1]["epsilon"],
-        True,
-    )
+    assert (summary["privacy"]["epsilon"], summary["privacy"]["epsilon_valid"]) == (result.history[-1]["epsilon"], True)
 
 
 @pytest.mark.slow
@@ -397,9 +394,7 @@ def test_client_that_was_not_met_yet_has_spent_nothing_and_stops_nobody(sources:
     """Its rows are not known, so a server cannot tell how many steps it will take."""
     config = load(
         configured(
-            sources,
-            privacy={"budget": 8.0, "noise": 1.0, **SECRET},
-            train={"local_steps": 5, "local_epochs": None},
+            sources, privacy={"budget": 8.0, "noise": 1.0, **SECRET}, train={"local_steps": 5, "local_epochs": None}
         )
     )
     state = ServerState({"m.A": torch.zeros(2, 3), "m.B": torch.zeros(3, 2)})

@@ -144,11 +144,7 @@ def test_custom_network_that_mixes_clients_trains_them_alone(config: dict[str, A
     ],
 )
 def test_custom_part_fault_is_reported(
-    config: dict[str, Any],
-    tmp_path: Path,
-    change: dict[str, dict[str, Any]],
-    path: str,
-    words: str,
+    config: dict[str, Any], tmp_path: Path, change: dict[str, dict[str, Any]], path: str, words: str
 ) -> None:
     if "data" in change:
         rows = (tmp_path / "rows.csv").read_text().splitlines()

@@ -162,10 +162,7 @@ def test_harnesses_of_causal_models_are_refused(finished: rondo.RunResult, tmp_p
     (tmp_path / "tasks").mkdir()
     for start, key in (
         (lambda: evaluate_by_harness(finished.run_dir, ["x"], tmp_path / "tasks"), "--lm-eval"),
-        (
-            lambda: evaluate_code(finished.run_dir, HumanEval(str(problems), allow_execution=True)),
-            "--humaneval",
-        ),
+        (lambda: evaluate_code(finished.run_dir, HumanEval(str(problems), allow_execution=True)), "--humaneval"),
         (lambda: rondo.evaluate(finished.run_dir, generate=True, device="cpu"), "--generate"),
     ):
         with pytest.raises(rondo.ConfigError) as caught:

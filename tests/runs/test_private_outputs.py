@@ -45,11 +45,7 @@ KINDS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "masked sums": ({"adversary": "server", "secure_aggregation": True, "clip": 10.0}, (MASKS, SIMULATED)),
     "masked sums with noise of the sites": (
         {"adversary": "server", "secure_aggregation": True, "unit": "client", **NOISE},
-        (
-            "differential privacy of clients, against the server too with 1 of the sites: epsilon ",
-            MASKS,
-            SIMULATED,
-        ),
+        ("differential privacy of clients, against the server too with 1 of the sites: epsilon ", MASKS, SIMULATED),
     ),
     "masked sums of rows with noise": (
         {"adversary": "reader", "secure_aggregation": True, "unit": "example", "upload_clip": 10.0, **NOISE},

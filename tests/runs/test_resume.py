@@ -190,9 +190,7 @@ def test_run_killed_at_a_write_resumes_to_same_bytes(started: Callable[[str], St
 
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(
-    "algorithm",
-    [{"name": "rolora"}, pytest.param({"name": "flexlora", "sketch": 4}, marks=pytest.mark.slow)],
-    ids=str,
+    "algorithm", [{"name": "rolora"}, pytest.param({"name": "flexlora", "sketch": 4}, marks=pytest.mark.slow)], ids=str
 )
 def test_run_of_masked_sums_resumes_to_same_bytes(
     algorithm: dict[str, Any], sources: tuple[Path, Path], tmp_path: Path
@@ -571,10 +569,7 @@ def test_best_round_survives_a_stop(sources: tuple[Path, Path], tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("key", "words"),
-    [
-        ("rounds=2", "it can only get more"),
-        ("no.such=1", "a run that goes on keeps its configuration"),
-    ],
+    [("rounds=2", "it can only get more"), ("no.such=1", "a run that goes on keeps its configuration")],
 )
 def test_overrides_of_a_finished_run_are_not_ignored(
     key: str, words: str, written: Path, capfd: pytest.CaptureFixture[str]

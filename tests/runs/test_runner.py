@@ -831,11 +831,7 @@ def test_method_for_plain_sgd_refuses_other_training(train: Any, paths: set[str]
         ({"algorithm": {"name": "no_such_module:X"}}, "algorithm.name", "cannot load 'no_such_module:X'"),
         ({"algorithm": {"name": "json:dumps"}}, "algorithm.name", "is not a frozen dataclass derived from"),
         ({"algorithm": {"name": "rolora", "alternate_for": 7.0}}, "algorithm", "0 to 1; got 7.0"),
-        (
-            {"model": {"name": "no-such-model"}},
-            "model.name",
-            "'no-such-model' is no file or folder here, HF_HUB_",
-        ),
+        ({"model": {"name": "no-such-model"}}, "model.name", "'no-such-model' is no file or folder here, HF_HUB_"),
     ],
     ids=lambda value: value if isinstance(value, str) and "." in value else "",
 )

@@ -460,11 +460,7 @@ def test_comparison_on_a_full_disk_is_told(
 
 
 @pytest.mark.slow
-def test_command_shows_the_table_and_reused_runs(
-    invoke: Invoke,
-    copy: Path,
-    tiny: dict[str, Any],
-) -> None:
+def test_command_shows_the_table_and_reused_runs(invoke: Invoke, copy: Path, tiny: dict[str, Any]) -> None:
     Path("x.toml").write_text(to_toml(load(tiny)))
     arguments = ("--config", "x.toml", "--seeds", "0, 3", "--out", copy, "--device", "cpu")
     code, output = invoke("compare", "fedit,fedsa-lora,ffa-lora", *arguments)
@@ -708,10 +704,7 @@ def test_default_configuration_plans_every_algorithm() -> None:
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_bad_input_exits_with_code_2_and_message(
-    invoke: Invoke,
-    tiny: dict[str, Any],
-    arguments: tuple[str, ...],
-    fragment: str,
+    invoke: Invoke, tiny: dict[str, Any], arguments: tuple[str, ...], fragment: str
 ) -> None:
     Path("good.toml").write_text(to_toml(load(tiny)))
     if "--config" not in arguments:
@@ -723,10 +716,7 @@ def test_bad_input_exits_with_code_2_and_message(
 
 
 @pytest.mark.slow
-def test_stopped_run_is_reported_and_others_continue(
-    invoke: Invoke,
-    tiny: dict[str, Any],
-) -> None:
+def test_stopped_run_is_reported_and_others_continue(invoke: Invoke, tiny: dict[str, Any]) -> None:
     Path("x.toml").write_text(to_toml(load(tiny)))
     sets = ("--set", "ffa-lora.train.optimizer=sgd", "--set", "ffa-lora.train.lr=1e38")
     code, output = invoke("compare", "ffa-lora,fedit", "--config", "x.toml", "--out", "out", "--device", "cpu", *sets)

@@ -42,8 +42,7 @@ def test_answer_is_a_text_a_letter_or_a_number(answer: Any, choices: list[str], 
 
 
 @pytest.mark.parametrize(
-    ("answer", "choices", "letter", "text"),
-    [("C", ["C", "D", "B", "A"], 2, 0), ("B", ["AB", "A", "O", "B"], 1, 3)],
+    ("answer", "choices", "letter", "text"), [("C", ["C", "D", "B", "A"], 2, 0), ("B", ["AB", "A", "O", "B"], 1, 3)]
 )
 def test_answer_with_two_readings_is_refused(answer: str, choices: list[str], letter: int, text: int) -> None:
     """MMLU asks for vitamins and blood groups."""

@@ -25,13 +25,7 @@ def encoded(pixels: Any, form: str = "PNG", mode: str | None = None) -> bytes:
 @pytest.mark.parametrize("pixels", [GREY, COLOUR], ids=["grey", "colour"])
 @pytest.mark.parametrize(
     "form",
-    [
-        lambda p: p,
-        lambda p: p.tolist(),
-        encoded,
-        lambda p: {"bytes": encoded(p), "path": "a.png"},
-        Image.fromarray,
-    ],
+    [lambda p: p, lambda p: p.tolist(), encoded, lambda p: {"bytes": encoded(p), "path": "a.png"}, Image.fromarray],
     ids=["array", "lists", "bytes", "struct", "pillow"],
 )
 def test_every_form_opens_to_the_same_pixels(form: Any, pixels: Any) -> None:

@@ -425,10 +425,7 @@ def test_end_token_as_padding_is_masked_by_position() -> None:
     inputs, targets = task.collate(task.encode([ROW, {"ask": "w1", "answer": "w2"}]))
     assert inputs["input_ids"].tolist() == [[*ids("w1 w2 w4 w5"), EOS], [*ids("w1 w2"), EOS, EOS, EOS]]
     assert inputs["attention_mask"].tolist() == [[1] * 5, [1, 1, 1, 0, 0]]
-    assert targets["labels"].tolist() == [
-        [-100, -100, *ids("w4 w5"), EOS],
-        [-100, *ids("w2"), EOS, -100, -100],
-    ]
+    assert targets["labels"].tolist() == [[-100, -100, *ids("w4 w5"), EOS], [-100, *ids("w2"), EOS, -100, -100]]
 
 
 ROWS = [ROW, {"ask": "w9", "answer": "w10"}, {"ask": "w11 w12 w13", "answer": "w14 w15 w16 w17"}]

@@ -78,11 +78,7 @@ def test_other_algorithms_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize(
     "lacks",
-    [
-        {"linear": False},
-        {"traits": Traits(exact=True, server="other")},
-        {"traits": Traits(exact=True, server="step")},
-    ],
+    [{"linear": False}, {"traits": Traits(exact=True, server="other")}, {"traits": Traits(exact=True, server="step")}],
     ids=str,
 )
 def test_one_trait_is_enough_to_be_refused(lacks: Any) -> None:

@@ -38,14 +38,7 @@ def test_rows_within_quotes_are_refused_by_their_lines(content: str, first: int,
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "Dear all,\nthanks",
-        "one\ntwo, three\nfour",
-        "neg, pos\nneither",
-        'he said ""so"",\nand left',
-        "a\n\nb",
-    ],
+    "text", ["Dear all,\nthanks", "one\ntwo, three\nfour", "neg, pos\nneither", 'he said ""so"",\nand left', "a\n\nb"]
 )
 def test_texts_of_several_lines_are_read(text: str, tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text(lines(*ROWS[:3], f'"{text}",pos', *ROWS[3:]))

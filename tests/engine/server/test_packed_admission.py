@@ -132,10 +132,7 @@ def test_hostile_upload_is_refused_with_its_reason(case: str) -> None:
     setup = server(packing)
     before = serialization.pack(setup.state)
     hostile = make(setup)
-    for admit in (
-        lambda: setup.admission().check(hostile),
-        lambda: setup.admission().admit(setup.sent(hostile)),
-    ):
+    for admit in (lambda: setup.admission().check(hostile), lambda: setup.admission().admit(setup.sent(hostile))):
         with pytest.raises(Rejected, match=f"^({reason}|too_large)"):
             admit()
     with pytest.raises(Rejected, match=f"^{reason}"):

@@ -74,11 +74,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any], int]] = {
     "excluded": ("bert", {"target_modules": "all-linear", "exclude_modules": ["dense"]}, 6),
     "one-layer": ("bert", {"target_modules": ["query", "value"], "layers_to_transform": [1]}, 2),
     "one-layer-number": ("llama-lm", {"target_modules": ["q_proj"], "layers_to_transform": 0}, 1),
-    "layers-pattern": (
-        "gpt2",
-        {"target_modules": ["c_attn"], "layers_to_transform": [0], "layers_pattern": "h"},
-        1,
-    ),
+    "layers-pattern": ("gpt2", {"target_modules": ["c_attn"], "layers_to_transform": [0], "layers_pattern": "h"}, 1),
     "ranks": ("bert", {"target_modules": ["query", "value"], "rank_pattern": {"query": 2, "layer.1.*value": 7}}, 4),
     "alphas": ("bert", {"target_modules": ["query", "value"], "alpha_pattern": {"layer.0.*query": 5.0}}, 4),
     "rslora": ("bert", {"target_modules": ["query", "key"], "use_rslora": True, "rank_pattern": {"key": 9}}, 4),

@@ -23,17 +23,7 @@ from masked_rounds import Attempt, make_sites, play, signs, terms_for
 from rondo.privacy.masking import masks
 from rondo.privacy.masking.integers import Ring
 from rondo.privacy.masking.opening import NoSum, ServerSession
-from rondo.privacy.masking.session import (
-    SESSIONS,
-    Named,
-    Ready,
-    Refused,
-    Sent,
-    Shares,
-    SiteSession,
-    Terms,
-    Unmask,
-)
+from rondo.privacy.masking.session import SESSIONS, Named, Ready, Refused, Sent, Shares, SiteSession, Terms, Unmask
 from rondo.privacy.masking.shares import threshold_of
 
 RINGS: tuple[Ring, ...] = (32, 64)

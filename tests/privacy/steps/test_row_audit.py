@@ -99,11 +99,7 @@ class Setting:
         return refuted(self.claim(), CANARIES, GUESSES, right_guesses(moved, included, GUESSES))
 
 
-SETTINGS = {
-    "whole": Setting(4, 2.0),
-    "sampled": Setting(16, 2.0, 0.5),
-    "persons": Setting(4, 2.0, persons=True),
-}
+SETTINGS = {"whole": Setting(4, 2.0), "sampled": Setting(16, 2.0, 0.5), "persons": Setting(4, 2.0, persons=True)}
 
 
 @pytest.mark.parametrize("name", ["whole", "persons", pytest.param("sampled", marks=pytest.mark.slow)])

@@ -101,8 +101,7 @@ def test_method_that_sends_nothing_refuses_the_server(section: dict[str, Any]) -
 
 
 @pytest.mark.parametrize(
-    ("source", "batch", "told"),
-    [("builtin:linear", 4, True), ("builtin:linear", 8, False), ("rows.jsonl", 4, False)],
+    ("source", "batch", "told"), [("builtin:linear", 4, True), ("builtin:linear", 8, False), ("rows.jsonl", 4, False)]
 )
 def test_rows_of_a_gradient_step_are_known_for_the_builtin_problem_alone(source: str, batch: int, told: bool) -> None:
     problem: dict[str, Any] = {"problem": {"clients": 3, "rows": 8, "inputs": 4}}

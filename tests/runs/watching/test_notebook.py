@@ -16,12 +16,7 @@ from rondo.models.kernels.quiet import quiet
 from rondo.runs.runner import _watching
 from rondo.runs.watching.progress import Bars, Quiet
 
-RECORD: dict[str, Any] = {
-    "loss": 0.5,
-    "bytes_up": 1000,
-    "bytes_down": 500,
-    "scores": {"global": {"accuracy": 0.75}},
-}
+RECORD: dict[str, Any] = {"loss": 0.5, "bytes_up": 1000, "bytes_down": 500, "scores": {"global": {"accuracy": 0.75}}}
 
 
 class ZMQInteractiveShell:
