@@ -7,7 +7,7 @@ import json
 import random
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,22 +89,35 @@ def save_tiny_pythia(folder: Path) -> Path:
     return folder
 
 
-class StopAt(Quiet):
-    """Sets ``event`` as round ``index`` begins."""
+class Watch(Quiet):
+    """Calls ``started`` with the index of a round that begins, and ``done`` with the number of rounds that are done."""
 
-    def __init__(self, index: int) -> None:
-        self.index, self.event = index, threading.Event()
+    def __init__(self, started: Callable[[int], object] = id, done: Callable[[int], object] = id) -> None:
+        self.started, self.done = started, done
 
     def round_started(self, index: int, clients: int) -> None:
-        if index == self.index:
-            self.event.set()
+        self.started(index)
+
+    def round_done(self, record: Mapping[str, Any]) -> None:
+        self.done(record["round"] + 1)
+
+
+def dying(rounds: int) -> Watch:
+    """The end of the program once so many rounds are done."""
+
+    def die(done: int) -> None:
+        if done == rounds:
+            raise KeyboardInterrupt
+
+    return Watch(done=die)
 
 
 def stopped(config: Mapping[str, Any], folder: Path, *, at: int = 1, **options: Any) -> Path:
     """The directory of a run that was stopped as round ``at`` began."""
-    watch = StopAt(at)
+    stop = threading.Event()
+    watch = Watch(lambda index: index == at and stop.set())
     with pytest.raises(rondo.RunInterrupted):
-        rondo.run(config, run_dir=folder, device="cpu", observer=watch, stop=watch.event, **options)
+        rondo.run(config, run_dir=folder, device="cpu", observer=watch, stop=stop, **options)
     return folder
 
 

@@ -28,6 +28,15 @@ from rondo.federation.site.run import SiteSetup, take_part
 from rondo.runs.assembling.assemble import assemble
 from small_runs import reviews, settings, write_rows
 
+
+def until(true: Callable[[], object]) -> None:
+    """Wait for half a minute at most."""
+    end = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 Sites = Mapping[str, Sequence[str]]
 SITES: Sites = {"north": ("ann",), "south": ("bob", "cid")}
 ROWS = {"ann": reviews(20), "bob": reviews(14, seed=1), "cid": reviews(26, seed=2)}

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from records import timeless
+from small_runs import Watch
 
 pytest.importorskip("flwr")
 
 from parties import LABELS, Parties, configuration
+from simulations import assert_equal, simulated
 
 import rondo
 from rondo.federation.site.contract.terms import kind_of
-from rondo.runs.watching.progress import Quiet
 
 
 def run_of(folder: Path, compression: Mapping[str, Any], name: str = "rolora", **changes: Any) -> dict[str, Any]:
@@ -32,25 +32,10 @@ def run_of(folder: Path, compression: Mapping[str, Any], name: str = "rolora", *
     return configuration(folder, **{**sections, **changes})
 
 
-def simulated(folder: Path, tmp_path: Path, config: dict[str, Any]) -> rondo.RunResult:
-    data = {**config["data"], "clients_from": str(folder / "data" / "all")}
-    return rondo.run({**config, "data": data}, run_dir=tmp_path / "simulation", device="cpu")
-
-
-def assert_equal(one: rondo.RunResult, other: rondo.RunResult) -> None:
-    for result in (one, other):
-        assert [record["skipped"] for record in result.history] == [None] * 4
-    assert numbers(one) == numbers(other)
-    assert records(one) == records(other)
-
-
-def numbers(result: rondo.RunResult) -> bytes:
-    return (result.run_dir / "adapter" / "adapter_model.safetensors").read_bytes()
-
-
-def records(result: rondo.RunResult) -> list[dict[str, Any]]:
+def assert_simulated(result: rondo.RunResult, folder: Path, config: dict[str, Any], run_dir: Path) -> None:
     """Without scores: the last bits of a loss on the test set are not those of every process."""
-    return [timeless(record) | {"client_flops": None, "scores": None} for record in result.history]
+    assert_equal(result, simulated(folder, config, run_dir), scores=None)
+    assert [record["skipped"] for record in result.history] == [None] * 4
 
 
 @pytest.mark.slow
@@ -69,9 +54,8 @@ def test_federation_equals_the_simulation(
 ) -> None:
     changes = {"train": {"local_epochs": 1, "batch_size": 4, "optimizer": "sgd"}} if name == "scaffold" else {}
     config = run_of(folder, compression, name, **changes)
-    expected = simulated(folder, tmp_path, config)
     parties = Parties(folder, state=tmp_path)
-    assert_equal(parties.run(config, tmp_path / "run"), expected)
+    assert_simulated(parties.run(config, tmp_path / "run"), folder, config, tmp_path / "simulation")
     assert not parties.errors
 
 
@@ -79,17 +63,15 @@ def test_federation_equals_the_simulation(
 def test_site_that_is_started_anew_has_what_it_held_back(folder: Path, tmp_path: Path) -> None:
     """Its disk alone has it: another process would start with zeros, and give other bits."""
     config = run_of(folder, {"kind": "top-k"})
-    expected = simulated(folder, tmp_path, config)
     parties = Parties(folder, state=tmp_path)
 
-    class Restart(Quiet):
-        def round_started(self, index: int, clients: int) -> None:
-            for site in ("north", "south"):
-                parties.stop(site)
-                parties.start(site)
+    def restart(index: int) -> None:
+        for site in ("north", "south"):
+            parties.stop(site)
+            parties.start(site)
 
-    result = parties.run(config, tmp_path / "run", observer=Restart(), patience=60.0)
-    assert_equal(result, expected)
+    result = parties.run(config, tmp_path / "run", observer=Watch(restart), patience=60.0)
+    assert_simulated(result, folder, config, tmp_path / "simulation")
 
 
 @pytest.mark.parametrize(

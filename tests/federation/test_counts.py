@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from small_runs import Watch
 
 pytest.importorskip("flwr")
 
@@ -25,7 +26,6 @@ from rondo.engine.wire.envelope import decode_upload
 from rondo.engine.wire.letters import Reply, Request
 from rondo.engine.wire.strict import PROTOCOL
 from rondo.federation.plan import Consent
-from rondo.runs.watching.progress import Quiet
 from small_runs import reviews, write_rows
 
 config = partial(configuration, task=LABELS, clients={"min_clients": 1})
@@ -81,15 +81,14 @@ def test_site_that_comes_back_with_more_rows_is_told_of(folder: Path, tmp_path: 
     shutil.copytree(folder, tmp_path / "own")
     parties = Parties(tmp_path / "own", state=tmp_path)
 
-    class More(Quiet):
-        def round_done(self, record: Mapping[str, Any]) -> None:
-            if record["round"] == 0:
-                parties.stop("north")
-                write_rows(tmp_path / "own" / "data" / "north" / "ann.csv", reviews(32))
-                parties.start("north")
-                parties.until("north: 'ann' has 24 examples from now on, and had 15")
+    def act(done: int) -> None:
+        if done == 1:
+            parties.stop("north")
+            write_rows(tmp_path / "own" / "data" / "north" / "ann.csv", reviews(32))
+            parties.start("north")
+            parties.until("north: 'ann' has 24 examples from now on, and had 15")
 
-    result = parties.run(config(folder, rounds=3), tmp_path / "run", observer=More(), patience=60.0)
+    result = parties.run(config(folder, rounds=3), tmp_path / "run", observer=Watch(done=act), patience=60.0)
     assert not parties.errors
     assert [r["rejected"] for r in result.history] == [{}] * 3
     assert [line for line in parties.told if "from now on" in line] == [

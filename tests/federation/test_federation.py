@@ -3,57 +3,34 @@
 from __future__ import annotations
 
 import shutil
-import time
-from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from records import timeless
+from outcomes import adapter
+from small_runs import Watch, dying
 
 pytest.importorskip("flwr")
 
 import numpy as np
-import safetensors.torch
 import torch
-from parties import SITES, Parties, configuration
+from parties import SITES, Parties, configuration, until
+from simulations import assert_equal, simulated
 from torch import Tensor
 
-import rondo
 from rondo import algorithms
-from rondo.algorithm import ClientFailed, Shared
+from rondo.algorithm import Shared
 from rondo.data.demo.digits import digits
-from rondo.engine.simulation import Simulation
-from rondo.engine.transport import Turnout
 from rondo.engine.wire import parcel
 from rondo.federation.identity import keys
 from rondo.federation.site import seat
 from rondo.federation.site.disk import start_over
 from rondo.params import everything, num_bytes
-from rondo.runs.watching.progress import Quiet
 from tiny_federation import ALLOWED
 
 config = partial(configuration, evaluation={"clients_every": 1})
-
-
-def simulated(folder: Path, settings: dict[str, Any], run_dir: Path) -> rondo.RunResult:
-    data = {**settings["data"], "clients_from": str(folder / "data" / "all")}
-    return rondo.run({**settings, "data": data}, run_dir=run_dir, device="cpu")
-
-
-def assert_equal(one: rondo.RunResult, other: rondo.RunResult) -> None:
-    """Equal weights, bit for bit, and equal records but for the time."""
-    assert weights(one) == weights(other)
-    assert [comparable(r) for r in one.history] == [comparable(r) for r in other.history]
-
-
-def comparable(record: dict[str, Any]) -> dict[str, Any]:
-    """The clients of a simulation alone say how much they computed, and it hides nothing from its own machine."""
-    simulated = "; against the machine of this simulation: nothing"
-    guarantee = (record.get("guarantee") or "").removesuffix(simulated)
-    return timeless(record) | {"client_flops": None, "guarantee": guarantee}
 
 
 LINEAR = {name for name, entry in algorithms.TABLE.items() if entry.traits.least_squares}
@@ -94,16 +71,6 @@ def test_federation_equals_the_simulation(folder: Path, tmp_path: Path, name: st
     assert not parties.errors
 
 
-class Watching(Quiet):
-    """Calls ``act`` with the number of rounds that are done."""
-
-    def __init__(self, act: Callable[[int], None]) -> None:
-        self.act = act
-
-    def round_done(self, record: Mapping[str, Any]) -> None:
-        self.act(record["round"] + 1)
-
-
 @pytest.mark.slow
 def test_site_that_is_started_anew_in_the_middle(folder: Path, tmp_path: Path) -> None:
     """It stops while it is asked, and comes back with its disk."""
@@ -111,13 +78,12 @@ def test_site_that_is_started_anew_in_the_middle(folder: Path, tmp_path: Path) -
     expected = simulated(folder, run, tmp_path / "simulation")
     parties = Parties(folder, state=tmp_path)
 
-    class Restart(Quiet):
-        def round_started(self, index: int, clients: int) -> None:
-            """All clients that are connected will be asked, and then this one is not."""
-            parties.stop("south")
-            parties.start("south")
+    def restart(index: int) -> None:
+        """All clients that are connected will be asked, and then this one is not."""
+        parties.stop("south")
+        parties.start("south")
 
-    result = parties.run(run, tmp_path / "run", observer=Restart(), patience=60.0)
+    result = parties.run(run, tmp_path / "run", observer=Watch(restart), patience=60.0)
     assert_equal(result, expected)
 
 
@@ -143,8 +109,8 @@ def test_site_with_an_empty_disk(folder: Path, tmp_path: Path) -> None:
             start_over(tmp_path / "at-south")
         started()
 
-    result = parties.run(run, tmp_path / "run", observer=Watching(act), patience=60.0)
-    assert weights(result) == weights(expected)
+    result = parties.run(run, tmp_path / "run", observer=Watch(done=act), patience=60.0)
+    assert adapter(result.run_dir) == adapter(expected.run_dir)
     assert [r["bytes_down"] for r in result.history] == [r["bytes_down"] for r in expected.history]
 
 
@@ -166,7 +132,7 @@ def test_sites_that_make_a_tensor_of_the_start_otherwise(
     monkeypatch.setattr(seat, "start_of", start_of)
     parties = Parties(folder, state=tmp_path)
     result = parties.run(run, tmp_path / "run")
-    assert weights(result) == weights(expected)
+    assert adapter(result.run_dir) == adapter(expected.run_dir)
     firsts = [record["bytes_first_contact"] for record in result.history]
     assert firsts == [3 * num_bytes(differing), 0]
     assert [r["bytes_down"] - r["bytes_first_contact"] for r in result.history] == [
@@ -182,12 +148,8 @@ def test_server_that_dies_goes_on(folder: Path, tmp_path: Path, stay: bool) -> N
     expected = simulated(folder, run, tmp_path / "simulation")
     parties = Parties(folder, state=tmp_path)
 
-    def die(done: int) -> None:
-        if done == 2:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        parties.run(run, tmp_path / "run", observer=Watching(die), keep=stay)
+        parties.run(run, tmp_path / "run", observer=dying(2), keep=stay)
     # What was written of round 2 is lost with the machine.
     lines = (tmp_path / "run" / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     assert len(lines) == 2
@@ -195,22 +157,11 @@ def test_server_that_dies_goes_on(folder: Path, tmp_path: Path, stay: bool) -> N
 
 
 @pytest.mark.slow
-def test_site_that_never_comes_and_one_that_comes_late(folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_site_that_never_comes_and_one_that_comes_late(folder: Path, tmp_path: Path) -> None:
     """A client that is not there is as one that is not sampled."""
     labels, fewer = {"labels": ["neg", "pos"]}, {"min_clients": 1}
     run = config(folder, algorithm={"name": "rolora"}, rounds=4, task=labels, clients=fewer)
-    there = Simulation.expected
-
-    def late(self: Simulation, clients: Any, round: Any, failed: Any) -> Any:
-        asked = there(self, clients, round, failed).asked
-        missing = {c.id: ClientFailed(c.id, "absent", "it is not connected") for c in asked if c.id == "ann"}
-        if round.attempt >= 2:
-            return Turnout(asked)
-        return Turnout(tuple(c for c in asked if c.id != "ann"), missing)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Simulation, "expected", late)
-        expected = simulated(folder, run, tmp_path / "simulation")
+    expected = simulated(folder, run, tmp_path / "simulation", lambda attempt: ("ann",) if attempt < 2 else ())
     parties = Parties(folder, {"south": SITES["south"]}, state=tmp_path)
 
     def act(done: int) -> None:
@@ -218,8 +169,8 @@ def test_site_that_never_comes_and_one_that_comes_late(folder: Path, tmp_path: P
             parties.start("north")
             until(lambda: any(line.startswith("north takes part") for line in parties.told))
 
-    result = parties.run(run, tmp_path / "run", observer=Watching(act), answered=("south",))
-    assert weights(result) == weights(expected)
+    result = parties.run(run, tmp_path / "run", observer=Watch(done=act), answered=("south",))
+    assert adapter(result.run_dir) == adapter(expected.run_dir)
     assert [r["failed"] for r in result.history] == [r["failed"] for r in expected.history]
 
 
@@ -252,15 +203,3 @@ def save_pictures(path: Path, rows: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     images = np.stack([np.asarray(row["image"]) for row in rows])
     np.savez(path, image=images, label=np.array([int(row["label"]) for row in rows]))
-
-
-def weights(result: rondo.RunResult) -> dict[str, bytes]:
-    tensors = safetensors.torch.load_file(next((result.run_dir / "adapter").glob("*.safetensors")))
-    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
-
-
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)

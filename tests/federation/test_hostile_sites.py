@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
+from small_runs import Watch
+
 pytest.importorskip("flwr")
 
-import safetensors.torch
 from liars import lying
-from parties import LABELS, ROWS, SITES, Parties, configuration, write_sites
+from parties import LABELS, ROWS, SITES, Parties, configuration, until, write_sites
 
 import rondo
 from rondo.engine.wire import letters
@@ -42,11 +43,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 config = partial(configuration, task=LABELS, clients={"min_clients": 1})
-
-
-def weights(result: rondo.RunResult) -> dict[str, bytes]:
-    tensors = safetensors.torch.load_file(result.run_dir / "adapter" / "adapter_model.safetensors")
-    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
 
 
 def upload_of(reply: bytes) -> bytes:
@@ -202,14 +198,8 @@ def test_consents_and_never_answers(folder: Path, tmp_path: Path, monkeypatch: p
     lying(monkeypatch, lie)
     parties = Parties(folder, state=tmp_path)
     began = time.monotonic()
-
-    class Watch(rondo.runs.watching.progress.Quiet):  # type: ignore[name-defined,misc]
-        def round_done(self, record: Any) -> None:
-            if record["round"] == 1:
-                gone.set()
-
     run = config(folder, rounds=2, clients={"deadline": 10.0, "min_clients": 1})
-    result = parties.run(run, tmp_path / "run", observer=Watch())
+    result = parties.run(run, tmp_path / "run", observer=Watch(done=lambda done: done == 2 and gone.set()))
     assert [r["clients"] for r in result.history] == [2, 2]
     assert [f["reason"] for r in result.history for f in r["failed"]] == ["no_answer"] * 2
     assert time.monotonic() - began < 60
@@ -268,13 +258,6 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Wire, Sites]]:
 
 
 PLAN = Plan("run", {}, (), ("a", "b"), "", "", 1)
-
-
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ pytest.importorskip("flwr")
 
 from intruder import line
 from parties import SITES
-from test_processes import Processes, folder, processes, weights  # noqa: F401
+from test_processes import Processes, folder, processes  # noqa: F401
 
 from rondo.federation.server.line import callers
 from rondo.federation.server.line.callers import Callers
@@ -60,19 +61,11 @@ def closed(connection: socket.socket) -> bool:
 @pytest.mark.parametrize("first", [b"", b"\x16\x03\x01\x02\x00"], ids=["silent", "half of a TLS greeting"])
 def test_run_goes_on_among_1300_strangers(
     processes: Processes,  # noqa: F811
-    folder: Path,  # noqa: F811
     descriptors: None,
-    monkeypatch: pytest.MonkeyPatch,
     first: bytes,
 ) -> None:
     """They come before the sites and again and again while the run lasts. The server has 1024 descriptors."""
-    import subprocess
-    from functools import partial
-
-    limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (1024, 1024))
-    with monkeypatch.context() as patch:
-        patch.setattr(subprocess, "Popen", partial(subprocess.Popen, preexec_fn=limit))
-        processes.serve()
+    processes.serve(preexec_fn=partial(resource.setrlimit, resource.RLIMIT_NOFILE, (1024, 1024)))
     limits = Path(f"/proc/{processes.running['server'].pid}/limits").read_text()
     assert [x.split()[3:5] for x in limits.splitlines() if x.startswith("Max open files")] == [["1024", "1024"]]
     held, over = [strangers(processes.port, 1300, first)], threading.Event()
@@ -91,13 +84,12 @@ def test_run_goes_on_among_1300_strangers(
     try:
         for name in SITES:
             processes.site(name, None, "--wait", "60")
-        processes.end()
+        processes.end_equal()
     finally:
         over.set()
         thread.join()
         for connection in held[0]:
             connection.close()
-    assert processes.weights() == weights(folder / "simulation")
     assert "Traceback" not in processes.log("server")
 
 

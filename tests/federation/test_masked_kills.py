@@ -5,7 +5,7 @@ die within one process here, in training, beside sketches and at one letter; tes
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -14,16 +14,15 @@ from typing import Any
 
 import pytest
 
+from outcomes import adapter
+
 pytest.importorskip("flwr")
 
 from desk_line import DeskLine, Killed
 from parties import configuration
-from test_federation import simulated, weights
+from simulations import simulated
 
 import rondo
-from rondo.algorithm import ClientFailed
-from rondo.engine.simulation import Simulation
-from rondo.engine.transport import Turnout
 from rondo.errors import RunStopped
 from rondo.federation.letter import SUMS
 from rondo.federation.server.listening import Listening
@@ -57,10 +56,9 @@ class Expected:
 
     @cache  # noqa: B019
     def without_bob_in(self, *attempts: int, sketched: str | None = None) -> dict[str, bytes]:
-        with without_bob(attempts):
-            run_dir = self.folder / f"{sketched}-without-{''.join(map(str, attempts))}"
-            run = run_of(self.place, rounds=self.rounds, **algorithm(sketched))
-            return weights(simulated(self.place, run, run_dir))
+        run_dir = self.folder / f"{sketched}-without-{''.join(map(str, attempts))}"
+        run = run_of(self.place, rounds=self.rounds, **algorithm(sketched))
+        return adapter(simulated(self.place, run, run_dir, without_bob(*attempts)).run_dir)
 
 
 @pytest.fixture(scope="module")
@@ -68,20 +66,9 @@ def expected(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Expected:
     return Expected(place, tmp_path_factory.mktemp("simulations"))
 
 
-@contextmanager
-def without_bob(attempts: tuple[int, ...]) -> Iterator[None]:
-    there = Simulation.expected
-
-    def expected(self: Simulation, clients: Any, round: Any, failed: Any) -> Any:
-        turnout = there(self, clients, round, failed)
-        if round.attempt not in attempts:
-            return turnout
-        gone = {"bob": ClientFailed("bob", "absent", "it is not connected")}
-        return Turnout(tuple(c for c in turnout.asked if c.id != "bob"), gone)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Simulation, "expected", expected)
-        yield
+def without_bob(*attempts: int) -> Callable[[int], Collection[str]]:
+    """Who is away in an attempt: bob, in these."""
+    return lambda attempt: ("bob",) if attempt in attempts else ()
 
 
 def listening(place: Path) -> Listening:
@@ -154,7 +141,7 @@ def test_site_dies(place: Path, tmp_path: Path, expected: Expected, kind: str, m
         result = served(place, line, tmp_path / "run")
     assert strike.left <= 0
     assert [r["skipped"] for r in result.history] == [None, None]
-    assert weights(result) == expected.without_bob_in(*(() if returns else (0, 1)))
+    assert adapter(result.run_dir) == expected.without_bob_in(*(() if returns else (0, 1)))
 
 
 @pytest.mark.slow
@@ -172,7 +159,7 @@ def test_site_dies_beside_sketches(
     missing = {True: (), False: (1,) if kind == "unmask" else (0, 1)}[returns]
     if (kind, moment) == ("round", "after") and not returns and result.history[0]["clients"] == 3:
         missing = (1,)
-    assert weights(result) == expected.without_bob_in(*missing, sketched=name)
+    assert adapter(result.run_dir) == expected.without_bob_in(*missing, sketched=name)
 
 
 @pytest.mark.slow
@@ -184,7 +171,7 @@ def test_server_dies_beside_sketches(place: Path, tmp_path: Path, expected: Expe
         served(place, line, tmp_path / "run", **algorithm(name))
     with line.served():
         result = resume(tmp_path / "run", listening(place), told=line.told.append)
-    assert weights(result) == expected.without_bob_in(sketched=name)
+    assert adapter(result.run_dir) == expected.without_bob_in(sketched=name)
     assert [r["skipped"] for r in result.history] == [None, None]
 
 
@@ -219,7 +206,7 @@ def test_server_dies_and_is_resumed(
         served(place, line, tmp_path / "run")
     with line.served():
         result = resume(tmp_path / "run", listening(place), told=line.told.append)
-    assert weights(result) == expected.without_bob_in()
+    assert adapter(result.run_dir) == expected.without_bob_in()
     assert [r["skipped"] for r in result.history] == [None, None]
 
 
@@ -267,7 +254,7 @@ def test_runs_of_other_options_equal_their_simulation(place: Path, tmp_path: Pat
     changes = {"rounds": 4, **changes}
     result = served(place, DeskLine(place, tmp_path), tmp_path / "run", **changes)
     expected = simulated(place, run_of(place, **changes), tmp_path / "simulation")
-    assert weights(result) == weights(expected)
+    assert adapter(result.run_dir) == adapter(expected.run_dir)
     for key in ("bytes_up", "epsilon", "client_epsilon"):
         assert [r.get(key) for r in result.history] == [r.get(key) for r in expected.history]
     assert [r["skipped"] for r in result.history] == [None] * 4

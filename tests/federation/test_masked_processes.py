@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from outcomes import adapter
+
 pytest.importorskip("flwr")
 
 from deaths import Death, Programs, opened
 from desk_line import SITES
 from test_masked_kills import Expected, run_of
-from test_processes import weights
 
 from rondo.federation.letter import SUMS
 
@@ -53,7 +54,7 @@ def test_site_is_killed_and_comes_back(place: Path, tmp_path: Path, expected: Ex
         programs.again("south")
         programs.end()
     assert [(r["skipped"], r["clients"]) for r in rounds(tmp_path)] == [(None, 3)] * ROUNDS
-    assert weights(tmp_path / "run") == expected.without_bob_in()
+    assert adapter(tmp_path / "run") == expected.without_bob_in()
 
 
 @pytest.mark.parametrize("moment", ["before", "leaving", "after"])
@@ -68,7 +69,7 @@ def test_site_is_killed_and_stays_away(place: Path, tmp_path: Path, expected: Ex
     missing = (2,) if kind == "unmask" or (kind, moment) == ("masked", "after") else (1, 2)
     there = [(None, 2 if attempt in missing else 3) for attempt in range(ROUNDS)]
     assert [(r["skipped"], r["clients"]) for r in rounds(tmp_path)] == there
-    assert weights(tmp_path / "run") == expected.without_bob_in(*missing)
+    assert adapter(tmp_path / "run") == expected.without_bob_in(*missing)
 
 
 @pytest.mark.parametrize(("kind", "moment"), SERVER_DEATHS)
@@ -79,4 +80,4 @@ def test_server_is_killed_and_resumed(place: Path, tmp_path: Path, expected: Exp
         programs.again("server")
         programs.end()
     assert [(r["skipped"], r["clients"]) for r in rounds(tmp_path)] == [(None, 3)] * ROUNDS
-    assert weights(tmp_path / "run") == expected.without_bob_in()
+    assert adapter(tmp_path / "run") == expected.without_bob_in()

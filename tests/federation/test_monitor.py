@@ -12,11 +12,13 @@ from urllib.error import HTTPError
 
 import pytest
 
+from small_runs import Watch
+
 pytest.importorskip("flwr")
 pytest.importorskip("prometheus_client")
 
 from parties import OPEN, SITES, Parties
-from test_federation import Watching, config
+from test_federation import config
 
 from made_up_runs import PRIVATE
 from records import line
@@ -55,7 +57,7 @@ def test_server_tells_its_monitor_of_the_run(folder: Path, tmp_path: Path) -> No
         if done == 2:
             seen["healthz"], seen["metrics"] = asked(address, "healthz"), asked(address, "metrics")
 
-    result = Parties(folder).run(config(folder, rounds=2), tmp_path / "run", observer=Watching(look), monitor=address)
+    result = Parties(folder).run(config(folder, rounds=2), tmp_path / "run", observer=Watch(done=look), monitor=address)
     code, text = seen["healthz"]
     told = json.loads(text)
     up = sum(record["bytes_up"] for record in result.history)
@@ -84,7 +86,7 @@ def test_site_tells_its_monitor_what_left_and_what_it_refuses(folder: Path, tmp_
 
     parties.start = start  # type: ignore[method-assign]
     run = config(folder, rounds=1, clients={"min_clients": 2}, task={"labels": ["neg", "pos"]})
-    parties.run(run, tmp_path / "run", observer=Watching(look), answered=("north", "south"))
+    parties.run(run, tmp_path / "run", observer=Watch(done=look), answered=("north", "south"))
     code, text = seen["healthz"]
     told = json.loads(text)
     reason = "method: fedit, and its owner allows rolora"
@@ -184,7 +186,7 @@ def test_renewed_certificate_is_taken_while_the_server_runs(folder: Path, tmp_pa
             parties.until("the server's certificate was renewed, and is in use")
             seen["after"] = certificate_at(parties.port, folder)
 
-    parties.run(config(folder, rounds=2), tmp_path / "run", observer=Watching(renew), monitor=address)
+    parties.run(config(folder, rounds=2), tmp_path / "run", observer=Watch(done=renew), monitor=address)
     later = datetime.now(UTC) + timedelta(days=300)
     assert seen["before"] < later < seen["after"]
     assert [line for line in parties.told if line.startswith("the server's certificate ends in ")]

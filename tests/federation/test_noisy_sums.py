@@ -14,12 +14,14 @@ from typing import Any
 import numpy
 import pytest
 
+from outcomes import adapter
+
 pytest.importorskip("flwr")
 pytest.importorskip("dp_accounting")
 
 from desk_line import SITES, DeskLine, Killed, desk_of
 from parties import OPEN, Parties, configuration, write_sites
-from test_federation import simulated, weights
+from simulations import simulated
 from test_masked_kills import Strike, listening, run_of, without_bob
 from test_masked_refusals import Server, refused
 
@@ -74,7 +76,7 @@ def test_noisy_federation_equals_the_simulation(place: Path, tmp_path: Path) -> 
     run = noisy(place, debug_seed=5)
     result = served(place, DeskLine(place, tmp_path), tmp_path / "run", run)
     expected = simulated(place, run, tmp_path / "simulation")
-    assert weights(result) == weights(expected)
+    assert adapter(result.run_dir) == adapter(expected.run_dir)
     for key in ("bytes_up", "skipped", "clients"):
         assert [r[key] for r in result.history] == [r[key] for r in expected.history]
     for run_of_both in (result, expected):  # known noise counts as none
@@ -90,7 +92,7 @@ def test_noise_is_the_sites_and_so_is_their_account(place: Path, tmp_path: Path)
     for name in ("one", "two"):
         line = DeskLine(place, tmp_path)
         results.append(served(place, line, tmp_path / name, run))
-    assert weights(results[0]) != weights(results[1])
+    assert adapter(results[0].run_dir) != adapter(results[1].run_dir)
     for result in results:
         assert [(r["epsilon"], r["epsilon_valid"]) for r in result.history] == [(claimed(1), True), (claimed(2), True)]
         card = (result.run_dir / "adapter" / "README.md").read_text("utf-8")
@@ -111,8 +113,8 @@ def test_site_that_dies_changes_no_other_noise(
     with strike.around_the_disk():
         result = served(place, line, tmp_path / "run", run)
     assert strike.left <= 0
-    with without_bob(() if returns else (0, 1)):
-        assert weights(result) == weights(simulated(place, run, tmp_path / "simulation"))
+    expected = simulated(place, run, tmp_path / "simulation", without_bob(*(() if returns else (0, 1))))
+    assert adapter(result.run_dir) == adapter(expected.run_dir)
 
 
 @pytest.mark.slow

@@ -7,32 +7,34 @@ from pathlib import Path
 
 import pytest
 
+from small_runs import Watch
+
 pytest.importorskip("flwr")
 
-from parties import Parties
-from test_federation import Watching, assert_equal, config, simulated, until
+from parties import Parties, until
+from simulations import assert_equal, simulated
+from test_federation import config
 
-from rondo.runs.watching.progress import Quiet
+
+def come_back(parties: Parties) -> None:
+    """The sites, once the run waits for them."""
+    until(lambda: [line for line in parties.told if "clients take part, and a round needs 3: waiting, " in line])
+    for site in parties.sites:
+        parties.start(site)
+
+
+def leave(parties: Parties) -> None:
+    for site in list(parties.running):
+        parties.stop(site)
+    threading.Thread(target=come_back, args=(parties,)).start()
 
 
 def test_run_waits_while_all_sites_are_away(folder: Path, tmp_path: Path) -> None:
     run = config(folder, rounds=4, clients={"min_clients": 3})
     expected = simulated(folder, run, tmp_path / "simulation")
     parties = Parties(folder)
-
-    def come_back() -> None:
-        until(lambda: [line for line in parties.told if "clients take part, and a round needs 3: waiting, " in line])
-        for site in parties.sites:
-            parties.start(site)
-
-    def leave(done: int) -> None:
-        if done == 2:
-            for site in list(parties.running):
-                parties.stop(site)
-            threading.Thread(target=come_back).start()
-
-    result = parties.run(run, tmp_path / "run", observer=Watching(leave), patience=0.1)
-    assert_equal(result, expected)
+    watch = Watch(done=lambda done: done == 2 and leave(parties))
+    assert_equal(parties.run(run, tmp_path / "run", observer=watch, patience=0.1), expected)
     assert "enough clients take part: going on" in parties.told
 
 
@@ -41,20 +43,8 @@ def test_round_waits_for_sites_that_leave_within_it(folder: Path, tmp_path: Path
     run = config(folder, rounds=3, clients={"min_clients": 3})
     expected = simulated(folder, run, tmp_path / "simulation")
     parties = Parties(folder)
-
-    def come_back() -> None:
-        until(lambda: [line for line in parties.told if "clients take part, and a round needs 3: waiting, " in line])
-        for site in parties.sites:
-            parties.start(site)
-
-    class Leaving(Quiet):
-        def round_started(self, index: int, clients: int) -> None:
-            if index == 1:
-                for site in list(parties.running):
-                    parties.stop(site)
-                threading.Thread(target=come_back).start()
-
-    assert_equal(parties.run(run, tmp_path / "run", observer=Leaving(), patience=0.1), expected)
+    watch = Watch(lambda index: index == 1 and leave(parties))
+    assert_equal(parties.run(run, tmp_path / "run", observer=watch, patience=0.1), expected)
 
 
 def test_unlucky_draws_do_not_end_a_run(folder: Path, tmp_path: Path) -> None:

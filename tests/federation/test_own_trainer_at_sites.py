@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
+
+from outcomes import adapter, weights
 
 pytest.importorskip("flwr")
 
 from parties import OPEN, Parties, configuration, write_sites
+from simulations import simulated
 
-import rondo
 from rondo.config import load
 from rondo.federation.site.contract.terms import of_code
 from small_runs import save_tiny_bert
@@ -33,13 +34,11 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_federation_equals_the_simulation(config: dict[str, Any], tmp_path: Path) -> None:
-    data = {**config["data"], "clients_from": str(tmp_path / "data" / "all")}
-    expected = rondo.run({**config, "data": data}, run_dir=tmp_path / "simulation", device="cpu")
+    expected = simulated(tmp_path, config, tmp_path / "simulation")
     parties = Parties(tmp_path, state=tmp_path / "state", options={"contract": ALLOWED})
     result = parties.run(config, tmp_path / "run")
     assert not parties.errors
-    adapters = [(r.run_dir / "adapter" / "adapter_model.safetensors").read_bytes() for r in (expected, result)]
-    assert adapters[0] == adapters[1]
+    assert adapter(result.run_dir) == adapter(expected.run_dir)
     assert [r["scores"] for r in result.history] == [r["scores"] for r in expected.history]
 
 
@@ -88,6 +87,6 @@ def test_site_of_two_processes_equals_one(config: dict[str, Any], tmp_path: Path
         of(tmp_path, state=tmp_path / of.__name__).run(config, tmp_path / f"run-{of.__name__}", wait=300.0)
         for of in (Parties, TorchrunNorth)
     ]
-    one, two = (load_file(r.run_dir / "adapter" / "adapter_model.safetensors") for r in results)
+    one, two = (weights(r.run_dir) for r in results)
     assert max(float((one[name] - two[name]).abs().max()) for name in one) < 2e-5
     assert [r["clients"] for r in results[1].history] == [3] * config["rounds"]

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from outcomes import adapter
+
 pytest.importorskip("flwr")
 pytest.importorskip("dp_accounting")
 
@@ -22,7 +24,7 @@ from desk_line import DeskLine, Killed
 from desks import Make, asked, contract, with_
 from parties import LABELS, Parties, configuration
 from parties import ROWS as SITE_ROWS
-from test_federation import comparable
+from simulations import assert_equal, simulated
 from test_masked_kills import Dies, listening
 
 import rondo
@@ -68,20 +70,10 @@ def run_of(folder: Path, privacy: Mapping[str, Any], **changes: Any) -> dict[str
 
 def both(folder: Path, tmp_path: Path, config: dict[str, Any]) -> tuple[rondo.RunResult, rondo.RunResult]:
     """The run as a simulation and as a federation."""
-    data = {**config["data"], "clients_from": str(folder / "data" / "all")}
-    simulated = rondo.run({**config, "data": data}, run_dir=tmp_path / "simulation", device="cpu")
     parties = Parties(folder, state=tmp_path)
     federated = parties.run(config, tmp_path / "run")
     assert not parties.errors
-    return simulated, federated
-
-
-def numbers(result: rondo.RunResult) -> bytes:
-    return (result.run_dir / "adapter" / "adapter_model.safetensors").read_bytes()
-
-
-def records(result: rondo.RunResult) -> list[dict[str, Any]]:
-    return list(map(comparable, result.history))
+    return simulated(folder, config, tmp_path / "simulation"), federated
 
 
 @pytest.mark.slow
@@ -90,9 +82,8 @@ def test_federation_with_noise_of_clients_equals_the_simulation(folder: Path, tm
     """The same sum has the same noise, whatever sent it: with one key, all bits are equal."""
     clients = {"weighting": "uniform", "sampling": sampling, "per_round": 2 if sampling == "poisson" else None}
     config = run_of(folder, {**OF_CLIENTS, "debug_seed": 5}, clients=clients)
-    simulated, federated = both(folder, tmp_path, config)
-    assert numbers(simulated) == numbers(federated)
-    assert records(simulated) == records(federated)
+    expected, federated = both(folder, tmp_path, config)
+    assert_equal(federated, expected)
     assert federated.history[-1]["epsilon_valid"] is False  # the noise is known
 
 
@@ -149,17 +140,16 @@ def test_requests_do_not_tell_how_many_were_drawn(folder: Path, tmp_path: Path) 
 @pytest.mark.slow
 def test_federation_with_noise_of_sites_equals_the_simulation(folder: Path, tmp_path: Path) -> None:
     """Sites add the noise of a seed here, which their contract allows, since it asks for no protection."""
-    simulated, federated = both(folder, tmp_path, run_of(folder, {**OF_ROWS, "debug_seed": 5}))
-    assert numbers(simulated) == numbers(federated)
-    assert records(simulated) == records(federated)
+    expected, federated = both(folder, tmp_path, run_of(folder, {**OF_ROWS, "debug_seed": 5}))
+    assert_equal(federated, expected)
     assert federated.history[-1]["epsilon_valid"] is False  # the noise is known
 
 
 @pytest.mark.slow
 def test_sites_noise_is_their_own_and_their_account_the_servers(folder: Path, tmp_path: Path) -> None:
-    simulated, federated = both(folder, tmp_path, run_of(folder, OF_ROWS))
-    assert numbers(simulated) != numbers(federated)
-    assert records(simulated)[-1]["client_epsilon"] == records(federated)[-1]["client_epsilon"]
+    expected, federated = both(folder, tmp_path, run_of(folder, OF_ROWS))
+    assert adapter(expected.run_dir) != adapter(federated.run_dir)
+    assert expected.history[-1]["client_epsilon"] == federated.history[-1]["client_epsilon"]
     for site in ("north", "south"):
         state = tmp_path / f"at-{site}"
         assert stat.S_IMODE((state / KEY).stat().st_mode) == 0o600

@@ -17,13 +17,14 @@ from typing import Any
 
 import pytest
 
+from outcomes import adapter
+
 pytest.importorskip("flwr")
 
-import safetensors.torch
 import tomli_w
 from parties import SITES, write_sites
+from simulations import simulated
 
-import rondo
 from small_runs import save_tiny_bert, settings
 
 pytestmark = pytest.mark.slow
@@ -88,8 +89,8 @@ class Processes:
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     port: int = 0
 
-    def rondo(self, name: str, *arguments: str) -> None:
-        """Start a command of Rondo, whose output is in the file ``name``."""
+    def rondo(self, name: str, *arguments: str, **options: Any) -> None:
+        """Start a command of Rondo, whose output is in the file ``name``. ``options``: of its process."""
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         with (self.work / name).open("ab") as out:
             self.running[name] = subprocess.Popen(
@@ -99,12 +100,13 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 cwd=self.work,
                 env=environment,
+                **options,
             )
 
-    def serve(self) -> None:
+    def serve(self, **options: Any) -> None:
         keys, listen = str(self.folder / "keys" / "server"), f"127.0.0.1:{self.port}"
-        options = ("--keys", keys, "--listen", listen, "--run-dir", "run", "--patience", "120")
-        self.rondo("server", "federate", "server", str(self.folder / "config.toml"), *options)
+        more = ("--keys", keys, "--listen", listen, "--run-dir", "run", "--patience", "120")
+        self.rondo("server", "federate", "server", str(self.folder / "config.toml"), *more, **options)
         self.until("server", "listening on")
         self.port = int(self.log("server").split("listening on 127.0.0.1:")[1].split()[0])
 
@@ -136,18 +138,22 @@ class Processes:
         self.running[name].send_signal(number)
         self.running.pop(name).wait(timeout=60)
 
+    def begin(self) -> None:
+        """Start the server, and then every site."""
+        self.serve()
+        for name in SITES:
+            self.site(name)
+
     def end(self) -> None:
-        """Wait for all, which must end well."""
+        """Wait for all, which must end well, with an adapter."""
         for name in ("server", *SITES):
             assert self.running.pop(name).wait(timeout=240) == 0, self.log(name)
+        self.adapter = adapter(self.work / "run")
 
-    def weights(self) -> dict[str, bytes]:
-        return weights(self.work / "run")
-
-
-def weights(run_dir: Path) -> dict[str, bytes]:
-    tensors = safetensors.torch.load_file(run_dir / "adapter" / "adapter_model.safetensors")
-    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+    def end_equal(self) -> None:
+        """As :meth:`end`, with the adapter of the simulation in ``folder``."""
+        self.end()
+        assert self.adapter == adapter(self.folder / "simulation")
 
 
 @pytest.fixture(scope="module")
@@ -167,8 +173,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     config = {name: section for name, section in config.items() if section != {}}
     (path / "config.toml").write_text(tomli_w.dumps(config))
-    data = {**config["data"], "clients_from": str(path / "data" / "all")}
-    rondo.run({**config, "data": data}, run_dir=path / "simulation", device="cpu")
+    simulated(path, config, path / "simulation")
     return path
 
 
@@ -180,15 +185,12 @@ def processes(folder: Path, tmp_path: Path) -> Any:
         process.kill()
 
 
-def test_undisturbed(processes: Processes, folder: Path) -> None:
-    processes.serve()
-    for name in SITES:
-        processes.site(name)
-    processes.end()
-    assert processes.weights() == weights(folder / "simulation")
+def test_undisturbed(processes: Processes) -> None:
+    processes.begin()
+    processes.end_equal()
 
 
-def test_sites_are_there_before_their_server(processes: Processes, folder: Path) -> None:
+def test_sites_are_there_before_their_server(processes: Processes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         processes.port = free.getsockname()[1]
     for name in SITES:
@@ -196,8 +198,7 @@ def test_sites_are_there_before_their_server(processes: Processes, folder: Path)
     for name in SITES:
         processes.until(name, "waiting for localhost")
     processes.serve()
-    processes.end()
-    assert processes.weights() == weights(folder / "simulation")
+    processes.end_equal()
 
 
 def test_server_is_stopped_while_it_waits(processes: Processes) -> None:
@@ -212,21 +213,16 @@ def test_server_is_stopped_while_it_waits(processes: Processes) -> None:
 
 
 @pytest.mark.parametrize("after", ["round 1: bob", "round 2: bob"])
-def test_site_is_killed_and_comes_back(processes: Processes, folder: Path, after: str) -> None:
+def test_site_is_killed_and_comes_back(processes: Processes, after: str) -> None:
     """Between its two clients, of which one has answered."""
-    processes.serve()
-    for name in SITES:
-        processes.site(name)
+    processes.begin()
     processes.kill_and_start_again("south", after)
-    processes.end()
-    assert processes.weights() == weights(folder / "simulation")
+    processes.end_equal()
 
 
 @pytest.mark.parametrize("after", ["south takes part", "round 1 of", "round 3 of"])
-def test_server_is_killed_and_resumed(processes: Processes, folder: Path, after: str) -> None:
-    processes.serve()
-    for name in SITES:
-        processes.site(name)
+def test_server_is_killed_and_resumed(processes: Processes, after: str) -> None:
+    processes.begin()
     processes.until("server", after)
     time.sleep(0.2)  # somewhere within the next round
     processes.kill("server")
@@ -234,11 +230,10 @@ def test_server_is_killed_and_resumed(processes: Processes, folder: Path, after:
         processes.serve()
     else:
         processes.rondo("server", "resume", "run")
-    processes.end()
-    assert processes.weights() == weights(folder / "simulation")
+    processes.end_equal()
 
 
-def test_line_is_cut(processes: Processes, folder: Path) -> None:
+def test_line_is_cut(processes: Processes) -> None:
     """For ten seconds, in the middle of a round."""
     processes.serve()
     line = Proxy(processes.port)
@@ -249,26 +244,20 @@ def test_line_is_cut(processes: Processes, folder: Path) -> None:
     processes.until("north", "is lost")
     time.sleep(10)
     line.mend()
-    processes.end()
-    assert processes.weights() == weights(folder / "simulation")
+    processes.end_equal()
 
 
-def test_site_that_hangs_is_waited_for(processes: Processes, folder: Path) -> None:
-    processes.serve()
-    for name in SITES:
-        processes.site(name)
+def test_site_that_hangs_is_waited_for(processes: Processes) -> None:
+    processes.begin()
     processes.until("server", "round 1 of")
     processes.running["south"].send_signal(signal.SIGSTOP)
     time.sleep(5)
     processes.running["south"].send_signal(signal.SIGCONT)
-    processes.end()
-    assert processes.weights() == weights(folder / "simulation")
+    processes.end_equal()
 
 
-def test_interrupted_server_says_how_to_go_on(processes: Processes, folder: Path) -> None:
-    processes.serve()
-    for name in SITES:
-        processes.site(name)
+def test_interrupted_server_says_how_to_go_on(processes: Processes) -> None:
+    processes.begin()
     processes.until("server", "round 1 of")
     processes.kill("server", signal.SIGINT)
     assert "go on with: rondo resume run" in processes.log("server")
@@ -276,20 +265,16 @@ def test_interrupted_server_says_how_to_go_on(processes: Processes, folder: Path
     processes.running.pop("status").wait(timeout=60)
     assert "fedsa-lora: not running" in processes.log("status")
     processes.rondo("server", "resume", "run")
-    processes.end()
-    assert processes.weights() == weights(folder / "simulation")
+    processes.end_equal()
 
 
-def test_disk_of_a_site_is_full(processes: Processes, folder: Path) -> None:
+def test_disk_of_a_site_is_full(processes: Processes) -> None:
     """For a while: files end at some bytes, as on a full disk. The site says so, and goes on once there is room."""
-    processes.serve()
-    for name in SITES:
-        processes.site(name)
+    processes.begin()
     north = processes.running["north"].pid
     resource.prlimit(north, resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
     processes.until("north", "File too large")
     time.sleep(3)
     resource.prlimit(north, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    processes.end()
+    processes.end_equal()
     assert "Traceback" not in processes.log("north")
-    assert processes.weights() == weights(folder / "simulation")

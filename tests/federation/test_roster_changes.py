@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,31 +12,22 @@ from typing import Any
 import pytest
 import torch
 
+from outcomes import adapter
+from small_runs import dying
+
 pytest.importorskip("flwr")
 
-import safetensors.torch
 from parties import LABELS, SITES, Parties, configuration, write_sites
+from simulations import simulated
 from typer.testing import CliRunner
 
 import rondo
-from rondo.algorithm import ClientFailed
 from rondo.cli.app import app
-from rondo.engine.simulation import Simulation
-from rondo.engine.transport import Turnout
 from rondo.federation.identity import keys
 from rondo.federation.identity.roster import Roster
 from rondo.federation.server.listening import Listening
 from rondo.federation.server.run import resume
-from rondo.runs.watching.progress import Quiet
 from small_runs import reviews, write_rows
-
-
-class Dying(Quiet):
-    """The server dies after two rounds."""
-
-    def round_done(self, record: Mapping[str, Any]) -> None:
-        if record["round"] == 1:
-            raise KeyboardInterrupt
 
 
 def interrupted(folder: Path, bert: Path, **changes: Any) -> Parties:
@@ -46,7 +36,7 @@ def interrupted(folder: Path, bert: Path, **changes: Any) -> Parties:
     write_sites(folder)
     parties = Parties(folder)
     with pytest.raises(KeyboardInterrupt):
-        parties.run(config(folder, **changes), folder / "run", observer=Dying())
+        parties.run(config(folder, **changes), folder / "run", observer=dying(2))
     return parties
 
 
@@ -149,7 +139,7 @@ def gone_on(parties: Parties) -> rondo.RunResult:
 
 
 @pytest.mark.slow
-def test_run_goes_on_with_another_roster(tmp_path: Path, bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_goes_on_with_another_roster(tmp_path: Path, bert: Path) -> None:
     """Factors of fedsa-lora stay with their clients. Those of the clients that stay go on: the result is, bit for bit,
     that of a simulation of all four clients, of which each takes part as long as its site does."""
     parties = interrupted(tmp_path, bert, algorithm={"name": "fedsa-lora"})
@@ -164,21 +154,10 @@ def test_run_goes_on_with_another_roster(tmp_path: Path, bert: Path, monkeypatch
     partition = json.loads((tmp_path / "run" / "partition.json").read_text())
     assert partition["clients"].keys() == {"bob", "cid", "dan"}
     assert partition["clients"]["dan"]["train"] > 0
-
-    there = Simulation.expected
-
-    def expected(self: Simulation, clients: Any, round: Any, failed: Any) -> Any:
-        asked = there(self, clients, round, failed).asked
-        away = "dan" if round.attempt < 2 else "ann"
-        lost = {away: ClientFailed(away, "absent", "it is not connected")}
-        return Turnout(tuple(c for c in asked if c.id != away), lost)
-
-    monkeypatch.setattr(Simulation, "expected", expected)
     shutil.copytree(tmp_path / "data" / "east", tmp_path / "data" / "all", dirs_exist_ok=True)
     run = config(tmp_path, algorithm={"name": "fedsa-lora"})
-    data = {**run["data"], "clients_from": str(tmp_path / "data" / "all")}
-    simulation = rondo.run({**run, "data": data}, run_dir=tmp_path / "simulation", device="cpu")
-    assert weights(result) == weights(simulation)
+    expected = simulated(tmp_path, run, tmp_path / "simulation", lambda attempt: ("dan" if attempt < 2 else "ann",))
+    assert adapter(result.run_dir) == adapter(expected.run_dir)
 
 
 @pytest.mark.slow
@@ -187,11 +166,6 @@ def test_scaffold_goes_on_with_another_roster(tmp_path: Path, bert: Path) -> Non
     changes = {"algorithm": {"name": "scaffold"}, "train": {"optimizer": "sgd", "momentum": 0.0}}
     result = gone_on(interrupted(tmp_path, bert, **changes))
     assert [r for r in result.history if r["skipped"] is not None] == []
-
-
-def weights(result: rondo.RunResult) -> dict[str, bytes]:
-    tensors = safetensors.torch.load_file(result.run_dir / "adapter" / "adapter_model.safetensors")
-    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
 
 
 @pytest.mark.slow

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from small_runs import Watch
+
 pytest.importorskip("flwr")
 
 from parties import LABELS, OPEN, ROWS, SITES, Parties, configuration
@@ -23,7 +25,6 @@ from rondo.federation.identity.roster import Roster
 from rondo.federation.server import gathering
 from rondo.federation.server.listening import Clients, Listening
 from rondo.federation.server.run import serve
-from rondo.runs.watching.progress import Quiet
 from small_runs import write_rows
 
 config = partial(configuration, rounds=1, task=LABELS)
@@ -270,20 +271,19 @@ def test_site_that_is_added_while_the_server_waits_takes_part(folder: Path) -> N
 def test_site_that_is_added_later_waits_for_the_next_run(folder: Path) -> None:
     parties = Parties(folder)
 
-    class Adding(Quiet):
-        def round_done(self, record: Mapping[str, Any]) -> None:
-            if record["round"] == 0:
-                with_east(folder)
-                parties.start("east")
-                parties.until("east is in the roster since")
-            if record["round"] == 1:
-                parties.stop("east")
-                parties.start("east")
-                time.sleep(1.0)
-                raise KeyboardInterrupt
+    def act(done: int) -> None:
+        if done == 1:
+            with_east(folder)
+            parties.start("east")
+            parties.until("east is in the roster since")
+        if done == 2:
+            parties.stop("east")
+            parties.start("east")
+            time.sleep(1.0)
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        parties.run(config(folder, rounds=3), folder / "run", observer=Adding(), keep=True)
+        parties.run(config(folder, rounds=3), folder / "run", observer=Watch(done=act), keep=True)
     lines = [line for line in parties.told if line.startswith("east ")]
     later = "it takes part from the next run on, or after rondo resume --roster-changed"
     assert lines == [f"east is in the roster since the run began: {later}"]

@@ -6,12 +6,13 @@ import errno
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from small_runs import Watch
 
 pytest.importorskip("flwr")
 
@@ -23,19 +24,8 @@ from rondo.federation import environment
 from rondo.federation.plan import Consent
 from rondo.federation.server.status import status, status_lines
 from rondo.records.durable import Journal
-from rondo.runs.watching.progress import Quiet
 
 config = partial(configuration, task=LABELS)
-
-
-class Watching(Quiet):
-    """Calls ``act`` with the number of rounds that are done."""
-
-    def __init__(self, act: Callable[[int], None]) -> None:
-        self.act = act
-
-    def round_done(self, record: Mapping[str, Any]) -> None:
-        self.act(record["round"] + 1)
 
 
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
@@ -52,7 +42,7 @@ def test_states_while_it_runs_after_a_crash_and_at_the_end(folder: Path) -> None
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        parties.run(config(folder, rounds=3), folder / "run", observer=Watching(act))
+        parties.run(config(folder, rounds=3), folder / "run", observer=Watch(done=act))
     running, died = lines[0], list(status_lines(folder / "run"))
     assert running[0] == "fedit: running, 1 of 3 rounds"
     assert running[2].startswith(SAME)
@@ -146,7 +136,7 @@ def test_environment_of_a_site_that_comes_back_elsewhere(folder: Path, monkeypat
         while sum(line.startswith("north takes part") for line in list(parties.told)) == before:
             time.sleep(0.01)
 
-    parties.run(config(folder, rounds=3), folder / "run", observer=Watching(act), patience=60.0)
+    parties.run(config(folder, rounds=3), folder / "run", observer=Watch(done=act), patience=60.0)
     lines = [line for line in parties.told if "simulation" in line]
     assert [line.startswith(SAME) for line in lines] == [True, False]
     assert lines[1].endswith("; north has threads 7")
@@ -164,7 +154,7 @@ def test_failed_run_is_over_for_its_sites(folder: Path) -> None:
         raise ZeroDivisionError("secret of the server")
 
     with pytest.raises(ZeroDivisionError):
-        parties.run(config(folder), folder / "run", observer=Watching(act), keep=True)
+        parties.run(config(folder), folder / "run", observer=Watch(done=act), keep=True)
     for site in SITES:
         parties.join(site)
     for error in parties.errors.values():
@@ -198,7 +188,7 @@ def test_site_that_stays_waits_for_the_next_run(folder: Path) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        parties.run(config(folder), folder / "run", observer=Watching(act), keep=True)
+        parties.run(config(folder), folder / "run", observer=Watch(done=act), keep=True)
     parties.until("the run failed: the server failed (ZeroDivisionError); its owner sees why")
     assert [site for site, (thread, _) in parties.running.items() if not thread.is_alive()] == []
     for site in list(parties.running):

@@ -13,9 +13,12 @@ from typing import Any
 
 import pytest
 
+from outcomes import adapter
+
 pytest.importorskip("flwr")
 
 from parties import Parties, write_sites
+from simulations import simulated
 
 import rondo
 from choice_rows import questions, save_tiny_llama
@@ -78,7 +81,7 @@ def test_federation_equals_the_simulation(kind: str, tmp_path: Path) -> None:
     rows = {name: make(count, i) for i, (name, count) in enumerate({"ann": 9, "bob": 6, "cid": 12}.items())}
     write_sites(tmp_path, rows=rows)
     (save_tiny_llama if kind in PAIR_KINDS else save_tiny_bert)(tmp_path / "bert")
-    adapter = {"target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.1} if kind in PAIR_KINDS else {}
+    layers = {"target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.1} if kind in PAIR_KINDS else {}
     more = {"other": str(write_rows(tmp_path / "other.csv", make(5, 8)))}
     config = settings(
         tmp_path / "bert",
@@ -88,16 +91,14 @@ def test_federation_equals_the_simulation(kind: str, tmp_path: Path) -> None:
         train={"local_epochs": 1, "batch_size": 4},
         simulation={"cohort": 1},
         evaluation={"clients_every": 1},
-        adapter=adapter,
+        adapter=layers,
         model={"head": None if kind in ("preference", "embedding") else "local"},
     )
-    data = {**config["data"], "clients_from": str(tmp_path / "data" / "all")}
-    expected = rondo.run({**config, "data": data}, run_dir=tmp_path / "simulation", device="cpu")
+    expected = simulated(tmp_path, config, tmp_path / "simulation")
     parties = Parties(tmp_path, state=tmp_path / "state")
     result = parties.run(config, tmp_path / "run")
     assert not parties.errors
-    adapters = [(r.run_dir / "adapter" / "adapter_model.safetensors").read_bytes() for r in (expected, result)]
-    assert adapters[0] == adapters[1]
+    assert adapter(result.run_dir) == adapter(expected.run_dir)
     assert [r["scores"] for r in result.history] == [r["scores"] for r in expected.history]
     assert "other" in result.metrics["more_tests"]
 
@@ -134,12 +135,10 @@ def test_lists_of_labels_at_sites_are_read_if_the_server_says_so(tmp_path: Path)
     config |= {"simulation": {"cohort": 1}}
     with pytest.raises(rondo.ConfigError, match=r"the sites have 0 distinct labels; .*set task\.multi_label = true"):
         Parties(tmp_path, state=tmp_path / "refused").run(config, tmp_path / "refusal")
-    simulated = {**config, "data": {**config["data"], "clients_from": str(tmp_path / "data" / "all")}}
-    expected = rondo.run(simulated, run_dir=tmp_path / "simulation", device="cpu")
+    expected = simulated(tmp_path, config, tmp_path / "simulation")
     several = {**config, "task": {**config["task"], "multi_label": True}}
     result = Parties(tmp_path, state=tmp_path / "state").run(several, tmp_path / "run")
-    adapters = [(r.run_dir / "adapter" / "adapter_model.safetensors").read_bytes() for r in (expected, result)]
-    assert adapters[0] == adapters[1]
+    assert adapter(result.run_dir) == adapter(expected.run_dir)
 
 
 def test_server_takes_the_shortcuts_of_a_simulation(tmp_path: Path) -> None:
@@ -206,8 +205,6 @@ def test_sites_print_the_servers_date(tmp_path: Path, monkeypatch: pytest.Monkey
     result = Parties(tmp_path, state=tmp_path / "state").run(config, tmp_path / "run")
     today = load(result.run_dir / "config.toml").task.today
     assert today == "2026-11-25"
-    simulated = {**config, "data": {**config["data"], "clients_from": str(tmp_path / "data" / "all")}}
-    simulated["task"] = {**config["task"], "today": today}
-    expected = rondo.run(simulated, run_dir=tmp_path / "simulation", device="cpu")
-    adapters = [(r.run_dir / "adapter" / "adapter_model.safetensors").read_bytes() for r in (expected, result)]
-    assert adapters[0] == adapters[1]
+    dated = {**config, "task": {**config["task"], "today": today}}
+    expected = simulated(tmp_path, dated, tmp_path / "simulation")
+    assert adapter(result.run_dir) == adapter(expected.run_dir)

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import rondo
 from choice_rows import questions, save_tiny_llama
+from outcomes import problems
 from rondo.cli.app import app
 from rondo.results.evaluate import evaluate_by_harness
 from small_runs import settings, write_rows
@@ -32,12 +33,6 @@ num_fewshot: 0
 metric_list: [{metric: acc}, {metric: acc_norm}, {metric: acc_bytes}]
 """
 needed = pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="lm-eval is not installed")
-
-
-def problems(start: Any) -> dict[str, str]:
-    with pytest.raises(rondo.ConfigError) as caught:
-        start()
-    return {p.path: p.message for p in caught.value.problems}
 
 
 def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from outcomes import problems
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
 
 import rondo
@@ -74,12 +76,6 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def file(tmp_path: Path) -> str:
     return str(write_rows(tmp_path / "problems.jsonl", ROWS))
-
-
-def problems(start: Any) -> dict[str, str]:
-    with pytest.raises(rondo.ConfigError) as caught:
-        start()
-    return {p.path: p.message for p in caught.value.problems}
 
 
 @pytest.fixture

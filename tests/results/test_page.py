@@ -17,6 +17,7 @@ from rondo.errors import ConfigError
 from rondo.records import durable
 from rondo.report.page.document import html, write
 from rondo.results.watch import watch
+from small_runs import Watch
 
 Invoke = Callable[..., tuple[int, str]]
 
@@ -135,12 +136,7 @@ def test_watching_a_run_from_another_thread_that_trains(tmp_path: Path) -> None:
     """A real run is watched from its first round to its end."""
     config, _ = configured("a linear problem", tmp_path, rounds=6)
     begun = threading.Event()
-
-    class Begun(rondo.Observer):
-        def round_done(self, record: object) -> None:
-            begun.set()
-
-    given = {"run_dir": tmp_path / "run", "device": "cpu", "observer": Begun()}
+    given = {"run_dir": tmp_path / "run", "device": "cpu", "observer": Watch(done=lambda done: begun.set())}
     thread = threading.Thread(target=rondo.run, args=(config,), kwargs=given)
     thread.start()
     assert begun.wait(60)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,18 @@ import torch
 import transformers
 
 import rondo
+from outcomes import problems
 from rondo.runs.watching.result import RunResult
-from small_runs import POSITIONS, reviews, save_tiny_bert, save_tiny_gpt2, save_tiny_pythia, settings, write_rows
+from small_runs import (
+    POSITIONS,
+    reviews,
+    save_tiny_bert,
+    save_tiny_gpt2,
+    save_tiny_pythia,
+    settings,
+    stopped,
+    write_rows,
+)
 
 TRAIN = {"lr": 0.05, "local_epochs": 6}
 
@@ -51,12 +59,6 @@ def language_run(model: Path, folder: Path, **task: Any) -> RunResult:
     rows = {"source": str(write_rows(folder / "train.csv", reviews(24)))}
     config = settings(model, data=rows, task=keys, adapter={"target_modules": ["c_attn"]}, train=TRAIN, rounds=1)
     return rondo.run(config, run_dir=folder / "run", device="cpu")
-
-
-def problems(start: Callable[[], object]) -> dict[str, str]:
-    with pytest.raises(rondo.ConfigError) as caught:
-        start()
-    return {p.path: p.message for p in reversed(caught.value.problems)}
 
 
 # --- classifiers ---------------------------------------------------------------------------------------------------
@@ -296,14 +298,7 @@ def test_run_is_resumed_from_any_working_directory(
     relative: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = rondo.run(relative, run_dir="whole", device="cpu")
-    stop = threading.Event()
-
-    class Stops(rondo.Observer):
-        def round_done(self, record: Any) -> None:
-            stop.set()
-
-    with pytest.raises(rondo.RunInterrupted):
-        rondo.run(relative, run_dir="run", device="cpu", observer=Stops(), stop=stop)
+    stopped(relative, Path("run"))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     rondo.resume("../run")

@@ -18,6 +18,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import rondo
+from outcomes import verified
 from rondo.cli.app import app
 from rondo.errors import ConfigError
 from small_runs import reviews, save_tiny_bert, settings, write_rows
@@ -233,6 +234,4 @@ def test_head_and_factors_of_a_checkpoint_are_handed_over_whole(tmp_path: Path) 
     result = rondo.run(config, run_dir=tmp_path / "run", device="cpu")
     scores = rondo.evaluate(result.run_dir / "adapter", device="cpu")["test"]
     assert scores["loss"] == pytest.approx(result.metrics["global"]["loss"], rel=1e-5)
-    verification = rondo.export(result.run_dir, tmp_path / "out", verify=True).verification
-    assert verification is not None
-    assert verification.passed
+    verified(result.run_dir, tmp_path / "out")

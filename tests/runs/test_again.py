@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 import rondo
+from outcomes import adapter, problems
 from rondo.cli.app import app
 from rondo.config.load import load
 from rondo.records.directory import RunDirectory
 from rondo.runs.again import clear
-from small_runs import reviews, save_tiny_bert, settings
+from small_runs import Watch, reviews, save_tiny_bert, settings
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -37,31 +37,11 @@ def cell(bert: Path, run_dir: Path | None, **options: Any) -> rondo.RunResult:
     return rondo.run(settings(bert, **changes), run_dir=run_dir, device="cpu", train=TRAIN, **options)
 
 
-def faults(call: Callable[[], Any]) -> dict[str, str]:
-    with pytest.raises(rondo.ConfigError) as caught:
-        call()
-    return {problem.path: problem.message for problem in caught.value.problems}
-
-
-class StopAfter(rondo.Observer):
-    """Sets ``stop`` after the first round."""
-
-    def __init__(self) -> None:
-        self.stop = threading.Event()
-
-    def round_done(self, record: Any) -> None:
-        self.stop.set()
-
-
-def weights(result: rondo.RunResult) -> bytes:
-    return (result.run_dir / "adapter" / "adapter_model.safetensors").read_bytes()
-
-
 def test_refusal_names_ways_of_a_program_and_of_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "manifest.json").write_text("{}")
     place = str(tmp_path / "run")
-    found = faults(lambda: rondo.run({}, run_dir=place))
+    found = problems(lambda: rondo.run({}, run_dir=place))
     assert f"rondo.resume({place!r}) or resume=True, replace it by overwrite=True" in found["run_dir"]
     (tmp_path / "a.toml").write_text("rounds = 1\n")
     shown = CliRunner().invoke(app, ["run", str(tmp_path / "a.toml"), "--run-dir", place])
@@ -73,20 +53,20 @@ def test_refusal_names_ways_of_a_program_and_of_the_command_line(tmp_path: Path)
 def test_flags_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     assert (
         "give one of the two"
-        in faults(lambda: rondo.run({}, run_dir=tmp_path, resume=True, overwrite=True))["overwrite"]
+        in problems(lambda: rondo.run({}, run_dir=tmp_path, resume=True, overwrite=True))["overwrite"]
     )
-    assert faults(lambda: rondo.run({}, resume=True))["run_dir"].startswith("resume needs it")
-    assert faults(lambda: rondo.run({}, overwrite=True))["run_dir"].startswith("overwrite needs it")
+    assert problems(lambda: rondo.run({}, resume=True))["run_dir"].startswith("resume needs it")
+    assert problems(lambda: rondo.run({}, overwrite=True))["run_dir"].startswith("overwrite needs it")
 
 
 def test_cell_that_was_stopped_goes_on_and_is_then_taken_as_it_is(
     bert: Path, whole: rondo.RunResult, tmp_path: Path
 ) -> None:
-    watching = StopAfter()
+    stop = threading.Event()
     with pytest.raises(rondo.RunInterrupted):
-        cell(bert, tmp_path / "run", resume=True, observer=watching, stop=watching.stop)
+        cell(bert, tmp_path / "run", resume=True, observer=Watch(done=lambda done: stop.set()), stop=stop)
     result = cell(bert, tmp_path / "run", resume=True)
-    assert (weights(result), result.metrics) == (weights(whole), whole.metrics)
+    assert (adapter(result.run_dir), result.metrics) == (adapter(whole.run_dir), whole.metrics)
     before = {path: path.stat().st_mtime_ns for path in result.run_dir.rglob("*")}
     again = cell(bert, tmp_path / "run", resume=True)
     assert again.metrics == whole.metrics
@@ -96,7 +76,7 @@ def test_cell_that_was_stopped_goes_on_and_is_then_taken_as_it_is(
 
 def test_cell_that_was_changed_does_not_go_on(bert: Path, whole: rondo.RunResult) -> None:
     changes = {"train": {"lr": 0.5}, "adapter": {"r": 4}}
-    found = faults(lambda: cell(bert, whole.run_dir, resume=True, changes=changes))
+    found = problems(lambda: cell(bert, whole.run_dir, resume=True, changes=changes))
     assert found.pop("overwrite").startswith("to replace the run, set overwrite=True")
     assert found == {"config.adapter.r": "was 2, is 4", "config.train.lr": "was 0.02, is 0.5"}
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import peft
 import pytest
-import safetensors.torch
 import torch
 import transformers
 
 import rondo
+from outcomes import verified, weights
 from rondo.runs.watching.result import RunResult
 from small_runs import BAD, GOOD, NEUTRAL, save_tiny_bert, settings, write_rows
 from tiny import saved, tokenizer
@@ -71,10 +71,6 @@ def finished(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     return rondo.run(config(bert, data=data), run_dir=folder / "run", device="cpu")
 
 
-def weights(run_dir: Path) -> dict[str, torch.Tensor]:
-    return safetensors.torch.load_file(run_dir / "adapter" / "adapter_model.safetensors")
-
-
 def test_answers_are_learned(finished: RunResult) -> None:
     before, after = finished.summary["before"]["global"], finished.summary["after"]["global"]
     assert finished.summary["primary"] == "f1"
@@ -118,9 +114,7 @@ def test_predictions_do_not_depend_on_the_batch(finished: RunResult) -> None:
 def test_result_loads_in_stock_libraries(finished: RunResult, bert: Path, tmp_path: Path) -> None:
     """Also with segment ids, which PEFT's own class for question answering would drop."""
     for merged in (False, True):
-        made = rondo.export(finished.run_dir, tmp_path / str(merged), merged=merged, verify=True)
-        assert made.verification is not None
-        assert made.verification.passed
+        verified(finished.run_dir, tmp_path / str(merged), merged=merged)
     auto = transformers.AutoModelForQuestionAnswering
     base = auto.from_pretrained(str(bert), num_labels=2, ignore_mismatched_sizes=True)
     loaded = peft.PeftModel.from_pretrained(base, str(tmp_path / "False")).eval()
@@ -186,9 +180,7 @@ def test_personal_head(bert: Path, tmp_path: Path) -> None:
     given["model"]["head"] = "local"
     result = rondo.run(given, train=asked(24), run_dir=tmp_path / "run", device="cpu")
     assert result.metrics["personal"]["f1"]["clients"] == 3
-    made = rondo.export(result.run_dir, tmp_path / "out", client="client-1", verify=True)
-    assert made.verification is not None
-    assert made.verification.passed
+    verified(result.run_dir, tmp_path / "out", client="client-1")
     adapted = rondo.adapt(result.run_dir, asked(20, seed=4), epochs=1, device="cpu")
     assert (adapted.primary, adapted.scored_rows, adapted.shots[0].rows) == ("f1", 4, 16)
 
@@ -295,9 +287,7 @@ def test_families(family: str, tmp_path: Path) -> None:
     one, other = (weights(r.run_dir) for r in runs)
     torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-4)
     assert [name for name in one if "lora" not in name], one.keys()
-    made = rondo.export(runs[0].run_dir, tmp_path / "out", verify=True)
-    assert made.verification is not None
-    assert made.verification.passed
+    verified(runs[0].run_dir, tmp_path / "out")
 
 
 def test_model_without_spans_is_refused(tmp_path: Path) -> None:

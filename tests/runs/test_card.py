@@ -15,6 +15,7 @@ import safetensors.torch
 from huggingface_hub import ModelCard
 
 import rondo
+from outcomes import verified
 from rondo.runs.watching.result import RunResult
 from small_runs import Rows, reviews, save_tiny_bert, save_tiny_gpt2, settings, write_rows
 
@@ -236,9 +237,7 @@ def test_merged_folder_is_a_pipeline_with_label_names(classifier: RunResult, tmp
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_merged_weights_may_be_rounded(classifier: RunResult, tmp_path: Path, dtype: Any) -> None:
-    made = rondo.export(classifier.run_dir, tmp_path / "out", merged=True, dtype=dtype, verify=True)
-    assert made.verification is not None
-    assert made.verification.passed
+    made = verified(classifier.run_dir, tmp_path / "out", merged=True, dtype=dtype)
     assert made.verification.max_difference > 1e-5  # or nothing was rounded
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == dtype
     weights = safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")

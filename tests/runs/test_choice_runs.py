@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import rondo
 from choice_rows import COLOURS, COMMONSENSE, TEMPLATE, commonsense, questions, save_tiny_llama
+from outcomes import problems, verified
 from rondo.cli.app import app
 from small_runs import settings, write_rows
 
@@ -191,12 +192,6 @@ def test_summary_has_the_score_of_its_samples(plain: rondo.RunResult) -> None:
         assert summary[when] == {"accuracy_generation": sum(rights) / 5}
 
 
-def problems(start: Any) -> dict[str, str]:
-    with pytest.raises(rondo.ConfigError) as caught:
-        start()
-    return {p.path: p.message for p in reversed(caught.value.problems)}
-
-
 def test_bad_rows_and_keys_are_named(plain: rondo.RunResult, tmp_path: Path) -> None:
     model = plain.run_dir.parent / "llama"
     raw = config(model, tmp_path)
@@ -234,7 +229,5 @@ def test_another_task_has_no_score_of_answers(plain: rondo.RunResult, tmp_path: 
 
 
 def test_exported_adapter_is_verified(plain: rondo.RunResult, tmp_path: Path) -> None:
-    exported = rondo.export(plain.run_dir, tmp_path / "out", verify=True)
-    assert exported.verification is not None
-    assert exported.verification.passed
+    verified(plain.run_dir, tmp_path / "out")
     assert set(COLOURS) >= {p["choice"] for p in rondo.predict(tmp_path / "out", TEST, device="cpu")}

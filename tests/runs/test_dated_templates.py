@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,13 @@ import pytest
 
 import rondo
 from choice_rows import byte_pairs, questions, save_tiny_llama
+from outcomes import adapter
 from rondo.config import load
 from rondo.config.inputs import TaskConfig
-from rondo.errors import ConfigError, RunInterrupted
+from rondo.errors import ConfigError
 from rondo.records.directory import RunDirectory
 from rondo.tasks.language import causal_lm, conversation
-from small_runs import settings, write_rows
+from small_runs import settings, stopped, write_rows
 
 DATED = (
     "{%- if strftime_now is defined %}{% set date = strftime_now('%d %b %Y') %}{% endif %}"
@@ -111,18 +111,10 @@ def test_answers_are_marked_on_any_day() -> None:
 def test_run_is_resumed_on_another_day(calendar: Calendar, tmp_path: Path) -> None:
     """With the bits of the run that was not interrupted, and the rows that it had."""
     whole = rondo.run(config(tmp_path), run_dir=tmp_path / "whole", device="cpu")
-    stop = threading.Event()
-
-    class AfterOne(rondo.Observer):
-        def round_done(self, record: Any) -> None:
-            stop.set()
-
-    with pytest.raises(RunInterrupted):
-        rondo.run(config(tmp_path), run_dir=tmp_path / "run", device="cpu", observer=AfterOne(), stop=stop)
+    stopped(config(tmp_path), tmp_path / "run")
     calendar.turn()
     result = rondo.resume(tmp_path / "run", device="cpu")
-    files = [r.run_dir / "adapter" / "adapter_model.safetensors" for r in (whole, result)]
-    assert files[0].read_bytes() == files[1].read_bytes()
+    assert adapter(result.run_dir) == adapter(whole.run_dir)
     assert load(result.run_dir / "config.toml").task.today == START.isoformat()
     scores = [rondo.evaluate(path, device="cpu")["test"] for path in (result.run_dir, result.run_dir / "adapter")]
     assert scores[0] == result.metrics["global"]

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 import transformers
 
 import rondo
 from embedding_rows import TASK, pairs, rated, save_embedder
+from outcomes import adapter, verified
 from rondo.config import load
 from rondo.runs.watching.result import RunResult
 from small_runs import settings, write_rows
@@ -68,9 +68,7 @@ def test_sentence_transformers_loads_the_export(finished: RunResult, tmp_path: P
     library = pytest.importorskip("sentence_transformers")
     from sentence_transformers.evaluation import EmbeddingSimilarityEvaluator, InformationRetrievalEvaluator
 
-    made = rondo.export(finished.run_dir, tmp_path / "model", merged=True, verify=True)
-    assert made.verification is not None
-    assert made.verification.passed
+    verified(finished.run_dir, tmp_path / "model", merged=True)
     loaded = library.SentenceTransformer(str(tmp_path / "model"), device="cpu")
     rows, scored = pairs(40, seed=7), rated(40, seed=8)
     vectors = loaded.encode([row["asked"] for row in rows])
@@ -114,18 +112,13 @@ def test_loss_is_that_of_sentence_transformers(finished: RunResult, tmp_path: Pa
     assert float(losses.sum() / counts.sum()) == pytest.approx(float(theirs), rel=1e-12)
 
 
-def tensors(result: RunResult) -> dict[str, torch.Tensor]:
-    return safetensors.torch.load_file(result.run_dir / "adapter" / "adapter_model.safetensors")
-
-
 def test_resumed_run_is_the_same(model: Path, tmp_path: Path) -> None:
     raw = config(model, train={"local_epochs": 1}, rounds=2)
     raw["data"] = {"source": str(write_rows(tmp_path / "rows.jsonl", pairs(30)))}
     whole = rondo.run(raw, run_dir=tmp_path / "whole", device="cpu")
     rondo.run({**raw, "rounds": 1}, run_dir=tmp_path / "part", device="cpu")
     resumed = rondo.resume(tmp_path / "part", sets=["rounds=2"], device="cpu")
-    both = [tensors(result) for result in (whole, resumed)]
-    assert [n for n, t in both[0].items() if not torch.equal(t, both[1][n])] == []
+    assert adapter(resumed.run_dir) == adapter(whole.run_dir)
     assert load(str(resumed.run_dir / "config.toml")).task.pooling == "cls"
 
 

@@ -14,6 +14,7 @@ import torch
 import rondo
 from kinds_of_runs import make_sources
 from methods import KINDS, every_method
+from outcomes import adapter
 from records import timeless
 from rondo import algorithms
 from rondo.algorithm import Client, Round, ServerState, Upload
@@ -97,7 +98,7 @@ def test_kept_states_below_the_adapters_change_nothing(sources: Path, tmp_path: 
 def test_debug_seed_repeats_a_run_and_no_seed_does_not(sources: Path, tmp_path: Path) -> None:
     results = [run(configured(sources), tmp_path / n) for n in ("one", "two")]
     results += [run(configured(sources, privacy=SECRET), tmp_path / n) for n in ("three", "four")]
-    first, same, third, other = ((r.run_dir / "adapter" / "adapter_model.safetensors").read_bytes() for r in results)
+    first, same, third, other = (adapter(r.run_dir) for r in results)
     assert first == same
     assert third != other
 
@@ -219,8 +220,7 @@ def test_stopped_run_resumes_to_the_same_bits_and_the_same_epsilon(
             run(config, tmp_path / "stopped")
     resumed = runner.resume(tmp_path / "stopped", device="cpu")
     assert [timeless(r) for r in resumed.history] == [timeless(r) for r in whole.history]
-    first, second = ((r.run_dir / "adapter" / "adapter_model.safetensors").read_bytes() for r in (whole, resumed))
-    assert first == second
+    assert adapter(resumed.run_dir) == adapter(whole.run_dir)
 
 
 def test_answers_of_workers_count_their_steps() -> None:

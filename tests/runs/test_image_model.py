@@ -11,6 +11,7 @@ import torch
 import transformers
 
 import rondo
+from outcomes import verified
 from rondo.data.demo.digits import digits
 from rondo.errors import ConfigError
 
@@ -113,8 +114,6 @@ def test_model_of_another_family_runs_in_fast(name: str, layers: list[str], tmp_
     settings = config(tmp_path / "model", image_shape=[8, 8, 1])
     settings |= {"adapter": {"r": 2, "target_modules": layers}, "train": {"lr": 0.01, "precision": "fast"}}
     rondo.run(settings, run_dir=tmp_path / "run")
-    exported = rondo.export(tmp_path / "run", to=tmp_path / "out", verify=True)
-    assert exported.verification is not None
-    assert exported.verification.passed
+    verified(tmp_path / "run", tmp_path / "out")
     with pytest.raises(ConfigError, match="this model takes 1 channels"):
         rondo.run(settings | {"task": {**settings["task"], "image_shape": [8, 8, 3]}}, run_dir=tmp_path / "other")

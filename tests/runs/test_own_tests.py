@@ -14,7 +14,7 @@ from rondo.config.inputs import AT_SITES
 from rondo.config.load import load
 from rondo.errors import ConfigError
 from rondo.federation.server.remote_run import check
-from small_runs import write_rows
+from small_runs import dying, write_rows
 
 TRAINED, TESTED = {"a": 24, "b": 40, "c": 16}, {"a": 6, "b": 4, "c": 10}
 
@@ -230,15 +230,11 @@ def test_validation_rows_beside_them_choose_the_round(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_resumed_and_evaluated_run_has_the_same_test_rows(tmp_path: Path) -> None:
-    class Stop(rondo.Observer):
-        def round_done(self, record: Any) -> None:
-            raise KeyboardInterrupt
-
     archives(tmp_path / "data" / "train", TRAIN)
     archives(tmp_path / "data" / "test", TEST)
     settings = config("fedper", data={"clients_from": str(tmp_path / "data")}, task=NPZ)
     with pytest.raises(KeyboardInterrupt):
-        rondo.run(settings, run_dir=tmp_path / "run", device="cpu", observer=Stop())
+        rondo.run(settings, run_dir=tmp_path / "run", device="cpu", observer=dying(1))
     result = rondo.resume(tmp_path / "run")
     whole = rondo.run(settings, run_dir=tmp_path / "whole", device="cpu")
     assert result.metrics == whole.metrics

@@ -12,10 +12,10 @@ from typing import Any
 
 import own_trainers
 import pytest
-from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import rondo
+from outcomes import weights
 from pages import fences
 from rondo.cli.app import app
 from rondo.config import load
@@ -53,12 +53,8 @@ def changed(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {**config, **{n: {**config.get(n, {}), **c} if isinstance(c, dict) else c for n, c in changes.items()}}
 
 
-def adapter(result: rondo.RunResult) -> dict[str, Any]:
-    return load_file(result.run_dir / "adapter" / "adapter_model.safetensors")
-
-
 def difference(results: list[rondo.RunResult]) -> float:
-    one, other = map(adapter, results)
+    one, other = (weights(result.run_dir) for result in results)
     assert one.keys() == other.keys()
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
@@ -90,7 +86,7 @@ def test_answers_differ_in_a_bias_that_changes_nothing(bert: Path, config: dict[
     config = {**config, "task": {**task, "max_length": 32}}
     config = changed(config, data={"source": str(write_rows(tmp_path / "asked.csv", place))}, train={"batch_size": 256})
     one, other = (
-        adapter(rondo.run(changed(config, train={"trainer": name}), run_dir=tmp_path / str(name), device="cpu"))
+        weights(rondo.run(changed(config, train={"trainer": name}), run_dir=tmp_path / str(name), device="cpu").run_dir)
         for name in (None, "transformers")
     )
     differences = {name: float((one[name] - other[name]).abs().max()) for name in one}

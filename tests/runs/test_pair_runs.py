@@ -13,6 +13,7 @@ import transformers
 from huggingface_hub import ModelCard
 
 import rondo
+from outcomes import adapter, verified
 from pair_rows import POSITIONS, requests, save_tiny
 from rondo.config import load
 from rondo.models.loading.peft import read_tensors
@@ -101,10 +102,7 @@ def test_resumed_run_has_the_same_bits(finished: rondo.RunResult, tmp_path: Path
     stopped(again(finished, tmp_path), tmp_path / "run", at=rounds)
     resumed = rondo.resume(tmp_path / "run")
     assert resumed.summary["samples"] == finished.summary["samples"]
-    expected = read_tensors(finished.run_dir / "adapter")
-    found = read_tensors(resumed.run_dir / "adapter")
-    assert found.keys() == expected.keys()
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert adapter(resumed.run_dir) == adapter(finished.run_dir)
 
 
 @pytest.mark.slow
@@ -147,9 +145,7 @@ def test_autopeft_gives_the_same_logits_and_answers(finished: rondo.RunResult, t
 
 @pytest.mark.parametrize("merged", [False, True])
 def test_export_is_verified(finished: rondo.RunResult, tmp_path: Path, merged: bool) -> None:
-    exported = rondo.export(finished.run_dir, tmp_path / "out", merged=merged, verify=True)
-    assert exported.verification is not None
-    assert exported.verification.passed
+    exported = verified(finished.run_dir, tmp_path / "out", merged=merged)
     assert exported.verification.largest > 0.1
     if merged:
         card = ModelCard.load(tmp_path / "out" / "README.md").text
@@ -204,8 +200,7 @@ def test_model_given_in_python_trains(tmp_path: Path) -> None:
 def test_recomputed_layers_have_the_same_bits(finished: rondo.RunResult, tmp_path: Path) -> None:
     raw = again(finished, tmp_path, train={"checkpointing": True})
     result = rondo.run(raw, run_dir=tmp_path / "run", device="cpu")
-    expected = read_tensors(finished.run_dir / "adapter")
-    torch.testing.assert_close(read_tensors(result.run_dir / "adapter"), expected, rtol=0, atol=0)
+    assert adapter(result.run_dir) == adapter(finished.run_dir)
 
 
 @pytest.mark.slow
@@ -217,9 +212,7 @@ def test_model_trained_whole_answers(tmp_path: Path) -> None:
     rows = [{"request": s["prompt"]} for s in result.summary["samples"]]
     made = rondo.predict(result.run_dir, rows, device="cpu", max_new_tokens=NEW)
     assert [s["after"] for s in result.summary["samples"]] == [m["response"] for m in made]
-    exported = rondo.export(result.run_dir, tmp_path / "out", verify=True)
-    assert exported.verification is not None
-    assert exported.verification.passed
+    verified(result.run_dir, tmp_path / "out")
 
 
 @pytest.mark.slow

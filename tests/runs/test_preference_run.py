@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 import transformers
 
 import rondo
 from choice_rows import TEMPLATE, save_tiny_llama
+from outcomes import adapter, verified, weights
 from preferred_rows import FORMS, REWARD, TASK, preferred
 from rondo.config import load
-from rondo.runs.watching.result import RunResult
 from rondo.tasks.language.preferring.pairs import PairColumns
 from rondo.tasks.language.preferring.preference import Preference
 from rondo.tasks.task import Batch
@@ -34,10 +33,6 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_llama(tmp_path_factory.mktemp("llama") / "llama", TEMPLATE)
 
 
-def adapter_of(result: RunResult) -> dict[str, torch.Tensor]:
-    return safetensors.torch.load_file(result.run_dir / "adapter" / "adapter_model.safetensors")
-
-
 def test_a_model_learns_to_prefer_and_is_handed_over(llama: Path, tmp_path: Path) -> None:
     rows, test = preferred(24, form="conversations", system=True), preferred(9, seed=1, form="conversations")
     made = config(llama, TASK, evaluation={"generate": 1, "max_new_tokens": 8}, train={"local_epochs": 5})
@@ -50,17 +45,15 @@ def test_a_model_learns_to_prefer_and_is_handed_over(llama: Path, tmp_path: Path
     assert after["accuracy"] > 0.6
     assert after["loss"] < before["loss"]
     assert rondo.evaluate(result.run_dir, device="cpu", data=test)["test"] == pytest.approx(after, rel=1e-4)
-    adapter = result.run_dir / "adapter"
-    assert rondo.evaluate(adapter, device="cpu", data=test)["test"] == pytest.approx(after, rel=1e-4)
+    alone = rondo.evaluate(result.run_dir / "adapter", device="cpu", data=test)["test"]
+    assert alone == pytest.approx(after, rel=1e-4)
     partition = json.loads((result.run_dir / "partition.json").read_text())
     assert (partition["rows_used"], partition["text"]["rows"]) == (24, 24)
     (sample,) = result.summary["samples"]
     assert (sample["prompt"], sample["expected"]) == (test[0]["prompt"][0]["content"], test[0]["chosen"][0]["content"])
     (answer,) = rondo.predict(result.run_dir, [{"prompt": test[0]["prompt"]}], device="cpu", max_new_tokens=3)
     assert list(answer) == ["response"]
-    verified = rondo.export(result.run_dir, tmp_path / "merged", merged=True, verify=True).verification
-    assert verified is not None
-    assert verified.passed
+    verified(result.run_dir, tmp_path / "merged", merged=True)
     with pytest.raises(rondo.ConfigError, match="pairs are compared with the model without its adapter"):
         rondo.evaluate(tmp_path / "merged", device="cpu", data=test)
 
@@ -87,7 +80,7 @@ def test_resumed_run_has_the_same_bits(task: dict[str, Any], llama: Path, tmp_pa
         made = config(llama, task, rounds=rounds, adapter={"lora_dropout": 0.2})
         result = rondo.run(made, train=rows, run_dir=tmp_path / str(rounds), device="cpu")
         result = rondo.resume(result.run_dir, rounds=2, train=rows, device="cpu") if rounds < 2 else result
-        adapters.append((result.run_dir / "adapter" / "adapter_model.safetensors").read_bytes())
+        adapters.append(adapter(result.run_dir))
     assert adapters[0] == adapters[1]
 
 
@@ -104,7 +97,7 @@ def test_clients_in_one_call_and_rows_in_parts_change_nothing(
         if "train" in change:
             dropped["adapter"] = {}
         made = config(llama, task, **dropped)
-        found.append(adapter_of(rondo.run(made, train=preferred(15), run_dir=tmp_path / name, device="cpu")))
+        found.append(weights(rondo.run(made, train=preferred(15), run_dir=tmp_path / name, device="cpu").run_dir))
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 

@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 import rondo
 import tiny
 from methods import every_method
+from outcomes import verified
 from rondo import algorithms, errors
 from rondo.config import ConfigError, load
 from rondo.data import population
@@ -431,9 +432,7 @@ def test_causal_language_model_learns_responses(tmp_path: Path) -> None:
     assert score["perplexity"] > 1
     assert report(result)["clients"]["client-0"]["labels"] is None
     assert_accounted(report(result))
-    verification = export.export(result.run_dir, tmp_path / "export", verify=True).verification
-    assert verification is not None
-    assert verification.passed
+    verified(result.run_dir, tmp_path / "export")
     assert json.loads((tmp_path / "export" / "adapter_config.json").read_text())["task_type"] == "CAUSAL_LM"
     again = evaluate.evaluate(result.run_dir, client="client-0", device="cpu")
     assert again["validation"] == score
@@ -729,9 +728,7 @@ def test_run_with_different_ranks(name: str, run: Run, data: Path, tmp_path: Pat
     assert result.summary["local_only"]["own"]["clients"] == 3
     per_client = result.metrics["clients"]["per_client"]
     for client, rank in (("client-1", 1), ("client-2", 2), (None, 4)):
-        verification = export.export(result.run_dir, tmp_path / str(client), client=client, verify=True).verification
-        assert verification is not None
-        assert verification.passed
+        verified(result.run_dir, tmp_path / str(client), client=client)
         if name == "fedit":  # flora's base grows
             assert json.loads((tmp_path / str(client) / "adapter_config.json").read_text())["r"] == rank
     assert evaluate.evaluate(tmp_path / "client-1", device="cpu")["test"]["examples"] == 12
@@ -757,9 +754,7 @@ def test_server_optimizer_steps_and_keeps_its_moments(run: Run, data: Path, tmp_
     moments = {n: t for n, t in saved.items() if "moments" in n}
     assert len(moments) == 4 * 2 + 2
     assert {n: t for n, t in moments.items() if not t.any()} == {}
-    verification = export.export(momentum.run_dir, tmp_path / "out", verify=True).verification
-    assert verification is not None
-    assert verification.passed
+    verified(momentum.run_dir, tmp_path / "out")
     assert weights(tmp_path / "out") == weights(momentum.run_dir / "adapter")
     assert evaluate.evaluate(momentum.run_dir, device="cpu")["test"] == pytest.approx(momentum.metrics["global"])
 
@@ -954,9 +949,7 @@ def test_observer_is_told_of_progress(bert: Path, data: Path, tmp_path: Path) ->
 
 
 def test_export_equals_the_adapter_and_verifies(finished: runner.RunResult, tmp_path: Path) -> None:
-    verification = export.export(finished.run_dir, tmp_path / "out", verify=True).verification
-    assert verification is not None
-    assert verification.passed
+    verified(finished.run_dir, tmp_path / "out")
     assert weights(tmp_path / "out") == weights(finished.run_dir / "adapter")
     assert export.export(finished.run_dir, tmp_path / "plain").verification is None
 
@@ -968,15 +961,13 @@ def test_export_of_every_method_reloads_in_stock_peft(name: str, run: Run, data:
     algorithm = {"name": name, **fields.get(name, {})}
     result = run(data={"source": str(data)}, algorithm=algorithm, rounds=2, train={"lr": 0.05, "local_epochs": 1})
     personal = algorithms.entry(name).traits.personal
-    whole = export.export(result.run_dir, tmp_path / "out", client="client-1" if personal else None, verify=True)
-    assert whole.verification is not None
-    assert whole.verification.passed
+    whole = verified(result.run_dir, tmp_path / "out", client="client-1" if personal else None)
     assert whole.relative_error == 0
     width = 32  # the model's hidden size
     assert 2 <= whole.rank <= {"pfedlora": width + 2, "pfedloru": 2 * (2 + 2)}.get(name, 4 + 2 * 6)
-    small = export.export(result.run_dir, tmp_path / "small", rank=1, verify=True)
-    assert small.verification is not None
-    assert small.verification.passed  # the reloaded model computes the same as the truncated one
+    small = verified(
+        result.run_dir, tmp_path / "small", rank=1
+    )  # the reloaded model computes the same as the truncated one
     assert small.rank == 1
     before = read_tensors(result.run_dir / "adapter")
     after = read_tensors(tmp_path / "small")
@@ -997,9 +988,7 @@ def test_export_rank_below_one_is_refused(finished: runner.RunResult, tmp_path: 
 def test_merged_export_is_a_plain_model(finished: runner.RunResult, tmp_path: Path) -> None:
     import transformers
 
-    verification = export.export(finished.run_dir, tmp_path / "out", merged=True, verify=True).verification
-    assert verification is not None
-    assert verification.passed
+    verified(finished.run_dir, tmp_path / "out", merged=True)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
     assert model.config.id2label == {0: "neg", 1: "pos"}
     assert [name for name, _ in model.named_parameters() if "lora" in name] == []
@@ -1026,17 +1015,13 @@ def test_export_of_a_fast_run_is_verified_in_float32(
     result = run(data={"source": str(data)}, train={"precision": "fast"}, rounds=1)
     manifest = json.loads((result.run_dir / "manifest.json").read_text())
     assert manifest["kernels"]["dtype"] == "bfloat16"
-    verification = export.export(result.run_dir, tmp_path / "out", merged=merged, verify=True).verification
-    assert verification is not None
-    assert verification.passed
+    verified(result.run_dir, tmp_path / "out", merged=merged)
 
 
 def test_personal_method_exports_a_model_per_client(personal: runner.RunResult, tmp_path: Path) -> None:
     written = {}
     for client in ("client-0", "client-1", None):
-        verification = export.export(personal.run_dir, tmp_path / str(client), client=client, verify=True).verification
-        assert verification is not None
-        assert verification.passed
+        verified(personal.run_dir, tmp_path / str(client), client=client)
         written[client] = weights(tmp_path / str(client))
     assert len(set(written.values())) == 3
     assert written[None] == weights(personal.run_dir / "adapter")
@@ -1120,9 +1105,7 @@ def test_export_killed_midway_does_not_block_the_next(
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     assert not target.exists()
-    verification = export.export(finished.run_dir, target, merged=merged, verify=True).verification
-    assert verification is not None
-    assert verification.passed
+    verified(finished.run_dir, target, merged=merged)
     assert [p.name for p in target.parent.iterdir()] == ["out"]
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import peft
 import pytest
-import safetensors.torch
 import torch
 import transformers
 from seqeval.metrics import f1_score, precision_score, recall_score
 
 import rondo
+from outcomes import verified, weights
 from rondo.runs.watching.result import RunResult
 from rondo.tasks.language.tagging.tags import tags_of
 from small_runs import save_tiny_bert, settings, write_rows
@@ -123,9 +123,7 @@ def test_predictions_do_not_depend_on_the_batch(finished: RunResult) -> None:
 def test_stock_pipeline_loads_the_export(finished: RunResult, bert: Path, tmp_path: Path) -> None:
     """The adapter by PEFT's own class, and the merged model; both give the spans of ``rondo predict``."""
     for merged in (False, True):
-        made = rondo.export(finished.run_dir, tmp_path / str(merged), merged=merged, verify=True, base_name=str(bert))
-        assert made.verification is not None
-        assert made.verification.passed
+        verified(finished.run_dir, tmp_path / str(merged), merged=merged, base_name=str(bert))
     labels = dict(enumerate(json.loads((tmp_path / "False" / "labels.json").read_text())))
     assert list(labels.values()) == CLASSES
     loaded = peft.AutoPeftModelForTokenClassification.from_pretrained(
@@ -332,7 +330,7 @@ def test_shortcuts_change_no_score(bert: Path, tmp_path: Path, change: dict[str,
         results.append(
             rondo.run(given, train=tagged(24), test=tagged(9, seed=1), run_dir=tmp_path / str(off), device="cpu")
         )
-    one, other = (safetensors.torch.load_file(r.run_dir / "adapter" / "adapter_model.safetensors") for r in results)
+    one, other = (weights(r.run_dir) for r in results)
     torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-4)
     assert results[0].metrics["global"] == pytest.approx(results[1].metrics["global"], rel=1e-3)
 

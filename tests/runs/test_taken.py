@@ -11,7 +11,7 @@ import tomli_w
 
 import rondo
 from rondo.config import ConfigError
-from small_runs import Rows, reviews, save_tiny_bert, settings, write_rows
+from small_runs import Rows, Watch, reviews, save_tiny_bert, settings, write_rows
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -55,12 +55,9 @@ def test_comparison_over_seeds_has_one_data_set(config: dict[str, Any]) -> None:
 
 
 def test_rows_that_change_during_a_comparison_are_told(config: dict[str, Any]) -> None:
-    class Changing(rondo.Observer):
-        def round_done(self, record: Any) -> None:
-            write_rows(Path("rows.csv"), changed(reviews(24)))
-
+    changing = Watch(done=lambda done: write_rows(Path("rows.csv"), changed(reviews(24))))
     with pytest.raises(ConfigError, match="rolora-seed-0 has another partition than fedit-seed-0"):
-        rondo.compare(["fedit", "rolora"], config, out="out", device="cpu", observer=Changing())
+        rondo.compare(["fedit", "rolora"], config, out="out", device="cpu", observer=changing)
 
 
 def test_rows_and_model_of_a_program_are_held_against_those_of_its_runs(config: dict[str, Any]) -> None:

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 
 import rondo
+from outcomes import verified, weights
 from records import timeless
 from rondo.config import ConfigError, load
 from rondo.engine.client.memory import activation_bytes
-from rondo.engine.transport import Observer
-from rondo.errors import RunInterrupted
 from rondo.runs.assembling.assemble import assemble
 from rondo.runs.assembling.assembly import Assembly
 from small_gguf import write_llama
-from small_runs import copy_of, reviews, save_tiny_bert, save_tiny_gpt2, settings, write_rows
+from small_runs import copy_of, reviews, save_tiny_bert, save_tiny_gpt2, settings, stopped, write_rows
 
 ROUNDED = {"int8": "torchao", "nf4": "bitsandbytes"}
 """What rounds the weights, by the format."""
@@ -29,23 +26,6 @@ ROUNDED = {"int8": "torchao", "nf4": "bitsandbytes"}
 
 def adapter(folder: Path) -> bytes:
     return (folder / "adapter_model.safetensors").read_bytes()
-
-
-class AfterOneRound(Observer):
-    """Asks a run to stop after its first round."""
-
-    def __init__(self) -> None:
-        self.stop = threading.Event()
-
-    def round_done(self, record: Any) -> None:
-        self.stop.set()
-
-
-def stopped_and_resumed(config: dict[str, Any], folder: Path) -> rondo.RunResult:
-    observer = AfterOneRound()
-    with pytest.raises(RunInterrupted):
-        rondo.run(config, run_dir=folder, observer=observer, stop=observer.stop)
-    return rondo.resume(folder)
 
 
 def same_result(one: rondo.RunResult, other: rondo.RunResult) -> bool:
@@ -72,11 +52,9 @@ def finished(classified: dict[str, Any], tmp_path_factory: pytest.TempPathFactor
 
 
 def test_rounded_run_trains_and_its_adapter_verifies(finished: rondo.RunResult, tmp_path: Path) -> None:
-    tensors = safetensors.torch.load_file(finished.run_dir / "adapter" / "adapter_model.safetensors")
+    tensors = weights(finished.run_dir)
     assert {n: t for n, t in tensors.items() if "lora_B" in n and not t.any()} == {}
-    exported = rondo.export(finished.run_dir, tmp_path / "out", verify=True)
-    assert exported.verification is not None
-    assert exported.verification.passed
+    verified(finished.run_dir, tmp_path / "out")
     assert adapter(tmp_path / "out") == adapter(finished.run_dir / "adapter")
 
 
@@ -89,7 +67,7 @@ def test_rounded_run_scores_the_same_when_reopened(finished: rondo.RunResult) ->
 def test_rounded_run_resumes_to_the_same_bits(
     classified: dict[str, Any], finished: rondo.RunResult, tmp_path: Path
 ) -> None:
-    assert same_result(stopped_and_resumed(classified, tmp_path / "run"), finished)
+    assert same_result(rondo.resume(stopped(classified, tmp_path / "run")), finished)
 
 
 def test_rounded_is_the_same_in_every_precision(
@@ -170,11 +148,9 @@ def test_gguf_file_as_name_runs_resumes_and_verifies(
     write_gguf(tmp_path / "tiny.gguf")
     monkeypatch.chdir(tmp_path)
     by_folder = rondo.run(spoken(str(tmp_path), gguf_file="tiny.gguf"), run_dir=tmp_path / "folder")
-    resumed = stopped_and_resumed(spoken("tiny.gguf"), tmp_path / "run")
+    resumed = rondo.resume(stopped(spoken("tiny.gguf"), tmp_path / "run"))
     assert same_result(resumed, by_folder)
-    exported = rondo.export(resumed.run_dir, tmp_path / "out", verify=True)
-    assert exported.verification is not None
-    assert exported.verification.passed
+    verified(resumed.run_dir, tmp_path / "out")
     rondo.export(resumed.run_dir, tmp_path / "named", base_name="org/base")
     cards = [(tmp_path / name / "README.md").read_text(encoding="utf-8") for name in ("out", "named")]
     assert ["leave out `gguf_file`" in card for card in cards] == [False, True]

@@ -16,6 +16,7 @@ from torch import nn
 
 import rondo
 from rondo.errors import ConfigError
+from small_runs import Watch, dying
 
 
 class Small(nn.Module):
@@ -228,16 +229,13 @@ def test_seconds_of_a_resumed_run_are_those_of_all_rounds(tmp_path: Path, monkey
     clock, stop, ahead = time.perf_counter, threading.Event(), [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + ahead[0])
 
-    class Slow(rondo.Observer):
-        def round_started(self, index: int, clients: int) -> None:
-            ahead[0] += 1000.0
+    def slow(index: int) -> None:
+        ahead[0] += 1000.0
 
-        def round_done(self, record: Any) -> None:
-            stop.set()
-
+    watch = Watch(slow, lambda done: stop.set())
     given: dict[str, Any] = {"train": rows(96), "test": rows(30, 1)}
     with pytest.raises(rondo.RunInterrupted):
-        rondo.run(config(), **given, run_dir=tmp_path / "run", device="cpu", observer=Slow(), stop=stop)
+        rondo.run(config(), **given, run_dir=tmp_path / "run", device="cpu", observer=watch, stop=stop)
     ahead[0] = 0.0
     result = rondo.resume(tmp_path / "run", **given, allow_code=True)
     seconds = [r["seconds"] for r in result.history]
@@ -289,14 +287,9 @@ def test_statistics_are_averaged_local_or_frozen(buffers: str, sent: bool, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "ditto"])
 def test_resumed_run_equals_an_uninterrupted_one(name: str, tmp_path: Path) -> None:
-    class Stop(rondo.Observer):
-        def round_done(self, record: Any) -> None:
-            if record["round"] == 1:
-                raise KeyboardInterrupt
-
     given: dict[str, Any] = {"train": rows(96), "test": rows(30, 1)}
     with pytest.raises(KeyboardInterrupt):
-        rondo.run(config(name), **given, run_dir=tmp_path / "cut", device="cpu", observer=Stop())
+        rondo.run(config(name), **given, run_dir=tmp_path / "cut", device="cpu", observer=dying(2))
     rondo.resume(tmp_path / "cut", **given, allow_code=True)
     run(tmp_path / "whole", name)
     paths = [tmp_path / n / "adapter" for n in ("cut", "whole")]

@@ -17,6 +17,7 @@ from rondo.config import load
 from rondo.config.section import ProblemConfig
 from rondo.tasks.numbers.linear import LinearRegression, largest_sine
 from rondo.tasks.numbers.linear_problem import LinearProblem
+from small_runs import dying
 
 
 def raw(**sections: Any) -> dict[str, Any]:
@@ -106,14 +107,8 @@ def test_small_angle_keeps_its_digits() -> None:
 
 def test_killed_run_resumes_to_the_same_measures(tmp_path: Path) -> None:
     whole = rondo.run(raw(), run_dir=tmp_path / "whole", device="cpu")
-
-    class Killer(rondo.Observer):
-        def round_started(self, index: int, clients: int) -> None:
-            if index == 2:
-                raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        rondo.run(raw(), run_dir=tmp_path / "cut", device="cpu", observer=Killer())
+        rondo.run(raw(), run_dir=tmp_path / "cut", device="cpu", observer=dying(2))
     resumed = rondo.resume(tmp_path / "cut")
     assert [r["measures"] for r in resumed.history] == [r["measures"] for r in whole.history]
     assert resumed.summary["measures"] == whole.summary["measures"]

@@ -16,6 +16,7 @@ from scipy import stats
 
 import rondo
 from choice_rows import save_tiny_llama
+from outcomes import verified
 from rondo.config import load
 from rondo.config.inputs import TaskConfig
 from rondo.runs.watching.result import RunResult
@@ -120,9 +121,7 @@ def test_predictions_agree_with_the_scores(finished: RunResult, tmp_path: Path) 
 def test_result_loads_in_stock_libraries(finished: RunResult, tmp_path: Path) -> None:
     for merged in (False, True):
         base = load(finished.run_dir / "config.toml").model.name
-        made = rondo.export(finished.run_dir, tmp_path / str(merged), merged=merged, verify=True, base_name=base)
-        assert made.verification is not None
-        assert made.verification.passed
+        verified(finished.run_dir, tmp_path / str(merged), merged=merged, base_name=base)
     loaded = peft.AutoPeftModelForSequenceClassification.from_pretrained(
         str(tmp_path / "False"), num_labels=1, ignore_mismatched_sizes=True
     )

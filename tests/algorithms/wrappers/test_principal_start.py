@@ -8,10 +8,10 @@ from typing import Any
 import peft
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 import rondo
+from outcomes import weights
 from rondo import algorithms
 from rondo.algorithm import Weight
 from rondo.algorithms.parts.principal import principal
@@ -73,7 +73,7 @@ def test_fedit_from_it_is_federa(config: dict[str, Any], tmp_path: Path) -> None
     results.append(rondo.run(federa, run_dir=tmp_path / "federa", device="cpu"))
     rondo.run({**config, "rounds": 1}, run_dir=tmp_path / "part", device="cpu")
     results.append(rondo.resume(tmp_path / "part", sets=["rounds=2"], device="cpu"))
-    first, *others = (load_file(r.run_dir / "adapter" / "adapter_model.safetensors") for r in results)
+    first, *others = (weights(r.run_dir) for r in results)
     for other in others:
         torch.testing.assert_close(other, first, rtol=0, atol=0)
     assert {t.shape[0] for n, t in first.items() if "lora_A" in n} == {4}

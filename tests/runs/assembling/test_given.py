@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import threading
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import datasets
 import pandas
 import peft
 import pytest
-import safetensors.torch
 import torch
 import transformers
 from torch import nn
@@ -21,11 +19,11 @@ from typer.testing import CliRunner
 
 import rondo
 import tiny
+from outcomes import adapter, problems
 from rondo.cli.app import app
 from rondo.config import ConfigError
 from rondo.runs import launch
-from rondo.runs.watching.progress import Quiet
-from small_runs import reviews, save_tiny_bert, save_tiny_gpt2, settings, write_rows
+from small_runs import reviews, save_tiny_bert, save_tiny_gpt2, settings, stopped, write_rows
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -54,35 +52,9 @@ def tokenizer(folder: Path) -> Any:
     return transformers.AutoTokenizer.from_pretrained(folder / "bert")
 
 
-def weights(result: rondo.RunResult) -> dict[str, torch.Tensor]:
-    return safetensors.torch.load_file(result.run_dir / "adapter" / "adapter_model.safetensors")
-
-
 def assert_same_result(one: rondo.RunResult, other: rondo.RunResult) -> None:
-    ours, theirs = weights(one), weights(other)
-    assert ours.keys() == theirs.keys()
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    assert adapter(one.run_dir) == adapter(other.run_dir)
     assert one.metrics == other.metrics
-
-
-def problems(error: pytest.ExceptionInfo[ConfigError]) -> dict[str, str]:
-    return {p.path: p.message for p in error.value.problems}
-
-
-class StopAfter(Quiet):
-    """Sets ``stop`` after the first round."""
-
-    def __init__(self) -> None:
-        self.stop = threading.Event()
-
-    def round_done(self, record: dict[str, Any]) -> None:
-        self.stop.set()
-
-
-def interrupted(config: dict[str, Any], run_dir: Path, **given: Any) -> None:
-    watching = StopAfter()
-    with pytest.raises(rondo.RunInterrupted):
-        rondo.run(config, run_dir=run_dir, device="cpu", observer=watching, stop=watching.stop, **given)
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------
@@ -119,12 +91,11 @@ def test_faulty_row_is_named_before_training(folder: Path, tmp_path: Path) -> No
 
 
 def test_run_of_given_rows_resumes_with_the_same_rows(folder: Path, of_files: rondo.RunResult, tmp_path: Path) -> None:
-    interrupted(settings(folder / "bert"), tmp_path / "run", train=TRAIN, test=TEST)
-    with pytest.raises(ConfigError) as caught:
-        rondo.resume(tmp_path / "run")
-    assert problems(caught).keys() == {"data.source", "data.test_source"}
-    assert "rondo.resume(RUN_DIR, train=...)" in problems(caught)["data.source"]
-    assert "to score or predict other rows, name them with data" in problems(caught)["data.source"]
+    stopped(settings(folder / "bert"), tmp_path / "run", train=TRAIN, test=TEST)
+    found = problems(lambda: rondo.resume(tmp_path / "run"))
+    assert found.keys() == {"data.source", "data.test_source"}
+    assert "rondo.resume(RUN_DIR, train=...)" in found["data.source"]
+    assert "to score or predict other rows, name them with data" in found["data.source"]
     output = CliRunner().invoke(app, ["resume", str(tmp_path / "run")])
     assert output.exit_code == 2
     assert "data.source: it was given in Python" in output.stderr
@@ -134,10 +105,8 @@ def test_run_of_given_rows_resumes_with_the_same_rows(folder: Path, of_files: ro
 
 
 def test_run_of_files_resumes_without_given_rows(folder: Path, tmp_path: Path) -> None:
-    interrupted(settings(folder / "bert", data={"source": str(folder / "train.csv")}), tmp_path / "run")
-    with pytest.raises(ConfigError) as caught:
-        rondo.resume(tmp_path / "run", train=TRAIN)
-    assert "leave this argument out" in problems(caught)["train"]
+    stopped(settings(folder / "bert", data={"source": str(folder / "train.csv")}), tmp_path / "run")
+    assert "leave this argument out" in problems(lambda: rondo.resume(tmp_path / "run", train=TRAIN))["train"]
 
 
 # --- a model --------------------------------------------------------------------------------------------------------
@@ -213,7 +182,7 @@ def test_run_of_a_model_object_resumes_with_the_same_model(
 ) -> None:
     config = settings(folder / "bert", data={"source": str(folder / "train.csv")})
     whole = rondo.run(config, run_dir=tmp_path / "whole", device="cpu", model=model, tokenizer=tokenizer)
-    interrupted(config, tmp_path / "run", model=model, tokenizer=tokenizer)
+    stopped(config, tmp_path / "run", model=model, tokenizer=tokenizer)
     for command in (["resume"], ["evaluate"], ["export", "--to", str(tmp_path / "out")]):
         output = CliRunner().invoke(app, [command[0], str(tmp_path / "run"), *command[1:]])
         assert output.exit_code == 2
@@ -228,10 +197,10 @@ def test_run_of_a_model_object_resumes_with_the_same_model(
 
 
 def refused(folder: Path, **given: Any) -> dict[str, str]:
-    with pytest.raises(ConfigError) as caught:
-        rondo.run(settings(folder / "bert"), run_dir=folder / "never", device="cpu", train=TRAIN, **given)
+    options = {"run_dir": folder / "never", "device": "cpu", "train": TRAIN, **given}
+    found = problems(lambda: rondo.run(settings(folder / "bert"), **options))
     assert not (folder / "never").exists()
-    return problems(caught)
+    return found
 
 
 def test_unfit_objects_are_refused(folder: Path, model: Any, tokenizer: Any) -> None:
@@ -267,8 +236,6 @@ def test_rows_of_each_client_give_the_run_of_their_files(folder: Path, tmp_path:
     tables: dict[str, Any] = {"north": pandas.DataFrame(rows["north"]), "south": rows["south"]}
     config = settings(folder / "bert", data={"source": None})
     assert_same_result(rondo.run(config, run_dir=tmp_path / "tables", device="cpu", clients=tables), of_files)
-    interrupted(config, tmp_path / "run", clients=tables)
-    with pytest.raises(ConfigError) as caught:
-        rondo.resume(tmp_path / "run")
-    assert "rondo.resume(RUN_DIR, clients=...)" in problems(caught)["data.clients_from"]
+    stopped(config, tmp_path / "run", clients=tables)
+    assert "rondo.resume(RUN_DIR, clients=...)" in problems(lambda: rondo.resume(tmp_path / "run"))["data.clients_from"]
     assert_same_result(rondo.resume(tmp_path / "run", clients=tables), of_files)

@@ -20,7 +20,7 @@ import pytest
 import rondo
 from kinds_of_runs import configured, outcome
 from rondo.errors import ConfigError, RunInterrupted
-from rondo.runs.watching.progress import Quiet
+from small_runs import Watch
 
 ROUNDS = 4
 
@@ -93,19 +93,10 @@ def test_no_fault_of_a_tracker_changes_a_bit(
         assert "does not answer" in said[0]
 
 
-class StopAt(Quiet):
-    def __init__(self, rounds: int) -> None:
-        self.rounds, self.stop = rounds, threading.Event()
-
-    def round_done(self, record: Any) -> None:
-        if record["round"] + 1 == self.rounds:
-            self.stop.set()
-
-
 def test_resumed_run_goes_on_with_its_tracked_run(package: Path, tmp_path: Path) -> None:
-    observer = StopAt(2)
+    stop = threading.Event()
     with pytest.raises(RunInterrupted):
-        run(tmp_path, "run", "wandb", observer=observer, stop=observer.stop)
+        run(tmp_path, "run", "wandb", observer=Watch(done=lambda done: done == 2 and stop.set()), stop=stop)
     done = len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     assert 2 <= done < ROUNDS
     assert pretend_wandb.rounds(tmp_path / "run") == [list(range(1, done + 1))]
@@ -115,19 +106,13 @@ def test_resumed_run_goes_on_with_its_tracked_run(package: Path, tmp_path: Path)
     assert json.loads((tmp_path / "run" / "tracking.json").read_text()) == first
 
 
-class Slow(Quiet):
-    """A run whose rounds take longer than a tracker's start."""
-
-    def round_done(self, record: Any) -> None:
-        time.sleep(0.5)
-
-
 def test_tracker_begins_after_the_last_round_of_a_secret_turnout(package: Path, tmp_path: Path) -> None:
     pytest.importorskip("dp_accounting")
     private = {"adversary": "reader", "unit": "client", "clip": 1.0, "noise": 1.0, "delta": 1e-3}
     clients = {"sampling": "full", "weighting": "uniform"}
     secret = {**config(tmp_path, "wandb"), "privacy": private, "clients": clients, "evaluation": {}}
-    result = rondo.run(secret, run_dir=tmp_path / "run", device="cpu", observer=Slow())
+    slow = Watch(done=lambda done: time.sleep(0.5))  # longer than a tracker takes to start
+    result = rondo.run(secret, run_dir=tmp_path / "run", device="cpu", observer=slow)
     assert pretend_wandb.rounds(result.run_dir) == [[1, 2, 3, 4]]
     (begun,) = (int(folder.name.split("-")[2]) for folder in (result.run_dir / "wandb").iterdir())
     assert begun >= (result.run_dir / "metrics.jsonl").stat().st_mtime_ns

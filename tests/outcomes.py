@@ -1,0 +1,40 @@
+"""What a run has left behind, or why it was refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+from torch import Tensor
+
+import rondo
+
+
+def weights(run_dir: Path) -> dict[str, Tensor]:
+    """The tensors of the adapter of a run, by PEFT's names."""
+    return safetensors.torch.load_file(run_dir / "adapter" / "adapter_model.safetensors")
+
+
+def adapter(run_dir: Path) -> dict[str, bytes]:
+    """The files of tensors in the adapter of a run, by name."""
+    files = {file.name: file.read_bytes() for file in (run_dir / "adapter").glob("*.safetensors")}
+    assert files
+    return files
+
+
+def verified(run_dir: str | Path, to: str | Path, **options: Any) -> rondo.Exported:
+    """An export that stock libraries load, with the logits of the run."""
+    exported = rondo.export(run_dir, to, verify=True, **options)
+    assert exported.verification is not None
+    assert exported.verification.passed
+    return exported
+
+
+def problems(start: Callable[[], object]) -> dict[str, str]:
+    """The messages with which ``start`` is refused, by path; of several of one path, the first."""
+    with pytest.raises(rondo.ConfigError) as caught:
+        start()
+    return {p.path: p.message for p in reversed(caught.value.problems)}
