@@ -147,6 +147,22 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(pictures, name, lambda *_: None)
 
 
+@pytest.fixture(scope="session")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small BERT and its tokenizer; do not write into it."""
+    from small_runs import save_tiny_bert
+
+    return save_tiny_bert(tmp_path_factory.mktemp("bert") / "bert")
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model and rows for the runs of :mod:`kinds_of_runs`."""
+    from kinds_of_runs import make_sources
+
+    return make_sources(tmp_path_factory.mktemp("sources"))
+
+
 @pytest.fixture
 def logits_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
     """Sets how many tokens have their logits at once, over a vocabulary of so many words."""

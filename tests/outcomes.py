@@ -33,8 +33,13 @@ def verified(run_dir: str | Path, to: str | Path, **options: Any) -> rondo.Expor
     return exported
 
 
-def problems(start: Callable[[], object]) -> dict[str, str]:
-    """The messages with which ``start`` is refused, by path; of several of one path, the first."""
+def told(start: Callable[[], object]) -> list[tuple[str, str]]:
+    """The paths and messages with which ``start`` is refused, in their order."""
     with pytest.raises(rondo.ConfigError) as caught:
         start()
-    return {p.path: p.message for p in reversed(caught.value.problems)}
+    return [(problem.path, problem.message) for problem in caught.value.problems]
+
+
+def problems(start: Callable[[], object]) -> dict[str, str]:
+    """The messages with which ``start`` is refused, by path; of several of one path, the first."""
+    return dict(reversed(told(start)))

@@ -1,6 +1,6 @@
 """Bugs that are planted into the noise of steps and of sites' shares. An audit or a law must tell of each.
 
-A bug is set by ``monkeypatch.setattr(*bug)``: the module or class, the name in it, and what takes its place."""
+A bug is set by ``watched.planted(*bug)``: the module or class, the name in it, and what takes its place."""
 
 from __future__ import annotations
 

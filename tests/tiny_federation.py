@@ -20,7 +20,7 @@ from rondo.data.members import Member
 from rondo.data.population import Population
 from rondo.lowrank import GrowingSum
 from rondo.models.networks.adapted_network import AdaptedNetwork
-from rondo.params import Params, head, pick
+from rondo.params import Params, everything, head, pick
 from rondo.runs.assembling.wrapping import with_policies
 from rondo.tasks.language.sequences import SequenceClassification
 from rondo.tasks.language.text import TextExample
@@ -40,6 +40,21 @@ def refused(name: str, policy: HeadPolicy) -> bool:
 
 ALLOWED = {name: [policy for policy in HEADS if not refused(name, policy)] for name in NAMES}
 """The head policies that every method goes with."""
+
+
+def stateful(name: str) -> dict[str, Any]:
+    """Sections of three rounds of two of three clients, with state at the server and at the clients."""
+    method = algorithms.get(name)
+    steps = method.traits.keeps != everything and method.linear and method.traits.server in ("mean", "restart")
+    return {
+        "rounds": 3,
+        "algorithm": {"name": name},
+        "model": {"head": "local" if "local" in ALLOWED[name] else "shared"},
+        "clients": {"per_round": 2},
+        "train": {"local_epochs": 1, "batch_size": 4},
+        "server": {"optimizer": "adam" if steps else "none"},
+        "evaluation": {"diagnostics_every": 2},
+    }
 
 
 EVERY_HEAD = [

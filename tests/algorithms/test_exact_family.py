@@ -373,25 +373,6 @@ def test_mean_of_products_is_one_stack() -> None:
     torch.testing.assert_close(stack.dense(), dense_mean(received), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("name", "field", "value"),
-    [
-        ("flexlora", "split", "down"),
-        ("federa", "aggregation", "sum"),
-        ("fedsvd", "period", 0),
-        ("hetlora", "penalty", -1.0),
-        ("hetlora", "keep", 0.0),
-        ("lora-fair", "penalty", 0.0),
-        ("lora-fair", "objective", "l2"),
-        ("fedloru", "tau", 0),
-        ("pfedloru", "restart", "never"),
-    ],
-)
-def test_field_out_of_range_is_named(name: str, field: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=field):
-        algorithms.get(name, **{field: value})
-
-
 def test_slots_of_one_client_do_not_shrink_in_raflora() -> None:
     """Four clients agree on one slot, and one of them has a second, of which FlexLoRA's mean keeps a quarter."""
     slots = torch.eye(4).double()

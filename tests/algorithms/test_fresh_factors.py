@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from methods import every_method
-from rondo import algorithms
+from rondo import algorithms, messages
 from rondo.algorithm import Client
-from rondo.params import fresh_factors, pick
+from rondo.params import pick
 from rondo.testing import LAWS
 from rondo.testing.run import Run
 from tiny_federation import RANK, config, make
+from watched import noted
 
 DRAWING: dict[str, dict[str, Any]] = {
     "fedloru": {"tau": 1},
@@ -36,18 +36,12 @@ def start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> An
 
 
 @pytest.mark.parametrize("name", DRAWING)
-def test_every_draw_has_the_configured_start(name: str, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    starts, drawn = [], []
-
-    def recorded(shape: Any, rank: int, kind: Any, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        starts.append(kind)
-        drawn.extend(fresh_factors(shape, rank, kind, generator))
-        return drawn[-2], drawn[-1]
-
-    monkeypatch.setattr("rondo.messages.fresh_factors", recorded)
+def test_every_draw_has_the_configured_start(name: str, start: Any) -> None:
     run = Run(algorithms.get(name, **DRAWING[name]), 0, steps=0)
-    outcomes = run.step(0)
-    assert set(starts) == {start}
+    with noted(messages, "fresh_factors") as calls:
+        outcomes = run.step(0)
+    assert {call.arguments[2] for call in calls} == {start}
+    drawn = [factor for call in calls for factor in call.answer]
     held = [run.state.params, *(o.local for o in outcomes), *(o.upload.params for o in outcomes)]
     for factor in drawn:
         assert [n for params in held for n, t in params.items() if factor.equal(t)], "a factor was drawn and not used"

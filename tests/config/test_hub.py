@@ -13,6 +13,7 @@ import pytest
 from huggingface_hub import constants
 
 import rondo
+from outcomes import told
 from rondo.config import hub
 from small_runs import reviews, settings
 
@@ -46,10 +47,8 @@ def silent(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[socket
 
 
 def refused(run: Any) -> str:
-    with pytest.raises(rondo.ConfigError) as caught:
-        run()
-    (problem,) = caught.value.problems
-    return f"{problem.path}: {problem.message}"
+    ((path, message),) = told(run)
+    return f"{path}: {message}"
 
 
 def test_silent_hub_is_asked_once(silent: list[socket.socket], cache: Path, tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ from rondo.data.client_rows import Dealt, deal_rows, resolved
 from rondo.data.labels import find_labels
 from rondo.data.sources import Source, load, read_rows
 from rondo.errors import ConfigError
+from rondo.tasks.images import image_classification
 from rondo.tasks.images.reading import opened
+from watched import noted
 
 PUBLISHED = Path(__file__).parents[3] / "shared" / "data"
 """Real sets, where they lie beside the repository."""
@@ -204,18 +206,12 @@ def test_file_among_pictures_is_a_bad_row(tmp_path: Path) -> None:
     assert dealt(tmp_path, bad_rows="drop").bad == 1
 
 
-def test_pictures_are_sampled_before_they_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_are_sampled_before_they_are_opened(tmp_path: Path) -> None:
     as_folders(tmp_path)
     limits: dict[str, Any] = {"max_train_rows": 6, "max_test_rows": 3}
-    count: list[Any] = []
-
-    def counted(value: Any, **options: Any) -> Any:
-        count.append(value)
-        return opened(value, **options)
-
-    monkeypatch.setattr("rondo.tasks.images.image_classification.opened", counted)
-    result = dealt(tmp_path, **limits)
-    assert len(count) == 6 + 3 + 1  # the first picture tells the shape
+    with noted(image_classification, "opened") as calls:
+        result = dealt(tmp_path, **limits)
+    assert len(calls) == 6 + 3 + 1  # the first picture tells the shape
     assert (result.loaded, result.unsampled, result.bad) == (12, 6, 0)
     assert (result.test.loaded, result.test.unsampled) == (6, 3)
     kept = [row for rows in (*result.rows.values(), result.test.rows) for row in rows]

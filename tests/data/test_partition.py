@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outcomes import problems
 from rondo.config import ConfigError, PartitionConfig
 from rondo.data.partition.deal import NOBODY, Deal, deal, deal_tests, histogram, proportional
 
@@ -33,9 +34,7 @@ def dealt(kind: str, seed: int = 0, count: int = COUNT, **options: Any) -> Deal:
 
 
 def fault(kind: str, **options: Any) -> dict[str, str]:
-    with pytest.raises(ConfigError) as caught:
-        dealt(kind, **options)
-    return {p.path: p.message for p in caught.value.problems}
+    return problems(lambda: dealt(kind, **options))
 
 
 def sizes(partition: Deal) -> list[int]:

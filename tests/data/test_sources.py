@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from outcomes import problems, told
 from rondo.config import ConfigError, load
 from rondo.data import sources
 from rondo.data.sources import Room, read_rows
@@ -32,12 +33,9 @@ def write(tmp_path: Path) -> Write:
 
 
 def fault(path: Path) -> str:
-    with pytest.raises(ConfigError) as caught:
-        read_rows(path, "data.source")
-    (problem,) = caught.value.problems
-    assert problem.path == "data.source"
-    assert path.name in problem.message
-    return problem.message
+    ((key, message),) = told(lambda: read_rows(path, "data.source"))
+    assert (key, path.name in message) == ("data.source", True), message
+    return message
 
 
 # --- readable files -----------------------------------------------------------------------------------------------
@@ -146,9 +144,7 @@ def source(data: dict[str, Any]) -> sources.Source:
 
 
 def source_fault(data: dict[str, Any]) -> dict[str, str]:
-    with pytest.raises(ConfigError) as caught:
-        source(data)
-    return {p.path: p.message for p in caught.value.problems}
+    return problems(lambda: source(data))
 
 
 def test_single_file_has_no_test_set_unless_one_is_named(write: Write) -> None:
@@ -312,11 +308,9 @@ def same(value: str, count: int) -> Any:
 
 
 def room_fault(path: Path, megabytes: int) -> str:
-    with pytest.raises(ConfigError) as caught:
-        read_rows(path, "data.source", Room(megabytes))
-    (problem,) = caught.value.problems
-    assert problem.path == "data.max_read_mb"
-    return problem.message
+    ((key, message),) = told(lambda: read_rows(path, "data.source", Room(megabytes)))
+    assert key == "data.max_read_mb"
+    return message
 
 
 def test_small_file_of_many_rows_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

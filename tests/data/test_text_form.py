@@ -122,15 +122,11 @@ def test_half_a_wide_letter_is_told(tmp_path: Path) -> None:
         read_rows(tmp_path / "a.csv", "data.source", Room(form=TextForm(";")))
 
 
-def test_lines_are_counted_behind_a_line_for_excel(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("sep=;\nt;l\nx;1\ny;2;3\n")
-    with pytest.raises(ConfigError, match="line 4 has not 2 columns like the header"):
-        read_rows(tmp_path / "a.csv", "data.source")
-
-
-def test_cell_beyond_the_named_columns_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("t,l,,\nx,1,,\ny,2,,3\n")
-    with pytest.raises(ConfigError, match="line 3 has not 2 columns like the header"):
+@pytest.mark.parametrize(("text", "line"), [("sep=;\nt;l\nx;1\ny;2;3\n", 4), ("t,l,,\nx,1,,\ny,2,,3\n", 3)])
+def test_cell_beyond_the_named_columns_is_refused(text: str, line: int, tmp_path: Path) -> None:
+    """Lines are counted behind a line for Excel, too."""
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(ConfigError, match=f"line {line} has not 2 columns like the header"):
         read_rows(tmp_path / "a.csv", "data.source")
 
 

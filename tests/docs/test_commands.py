@@ -16,7 +16,7 @@ import tomli_w
 import rondo
 from pages import ROOT, Fence, fences
 from rondo.study.claims import entry as entries
-from small_runs import reviews, save_tiny_bert, settings
+from small_runs import reviews, settings
 
 PAGES = [
     "README.md",
@@ -91,11 +91,6 @@ def test_entries_that_a_page_names_are_there(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     named = {*ENTRY.findall(text), *re.findall(r"rondo reproduce ([a-z][\w-]*)(?![\w.-])", text)}
     assert named - {*entries.names(), "list", "all"} == set()
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_bert(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,6 +20,7 @@ from huggingface_hub import constants
 from rondo.doctor import Finding, hub, look, machine, packages
 
 Invoke = Callable[..., tuple[int, str]]
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def marks(found: Iterator[Finding]) -> dict[str, tuple[str, str]]:
@@ -36,27 +36,23 @@ def test_here_nothing_is_at_fault(invoke: Invoke) -> None:
     assert output.splitlines()[-1].startswith("0 faults, ")
 
 
-@pytest.fixture
-def files(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Give files of the system a content."""
-    read = Path.read_text
-
-    def put(**content: str) -> None:
-        texts = {f"/sys/fs/cgroup/{name.replace('_', '.')}": text for name, text in content.items()}
-        texts["/proc/meminfo"] = "MemTotal: 16777216 kB\nMemAvailable: 8388608 kB\n"
-        monkeypatch.setattr(Path, "read_text", lambda p, **o: texts[str(p)] if str(p) in texts else read(p, **o))
-
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
-    return put
+def system(folder: Path, **content: str) -> Path:
+    """A system in ``folder`` with 16 GiB of memory, half of it free, and these limits of a container."""
+    for name, text in content.items():
+        write(folder / "sys/fs/cgroup" / name.replace("_", "."), text)
+    write(folder / "proc/meminfo", "MemTotal: 16777216 kB\nMemAvailable: 8388608 kB\n")
+    return folder
 
 
-def test_page_has_no_path_and_no_name(
-    invoke: Invoke, files: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+def test_page_has_no_path_and_no_name(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """If things are at fault, too."""
     home = tmp_path / "secret-home"
     (home / "cache" / "models--secret-org--secret-model").mkdir(parents=True)
-    files(memory_max="1048576", memory_current="1000000")
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -67,12 +63,9 @@ def test_page_has_no_path_and_no_name(
     code, output = invoke("doctor")
     assert code == 1
     faults = [line.split(maxsplit=2)[1:] for line in output.splitlines() if line.startswith("fault")]
-    assert faults == [
-        ["accelerator", "could not be looked at (FileNotFoundError)"],
-        ["memory", "0.0 GiB free of 0.0 GiB"],
-    ]
+    assert faults == [["accelerator", "could not be looked at (FileNotFoundError)"]]
     assert "the hub that HF_ENDPOINT names does not answer (" in output
-    assert "2 faults, 3 notes" in output
+    assert re.search(r"1 faults, [34] notes", output)  # the fourth is of a machine with little memory
     for word in ("secret", str(Path.cwd()), str(tmp_path), os.uname().nodename, sys.prefix):
         assert word not in output
 
@@ -139,57 +132,54 @@ def test_requirements_are_those_of_the_metadata() -> None:
     assert importlib.metadata.version("peft") in marks(packages.required())["peft"][1]
 
 
-def test_python_that_was_not_tested(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "version_info", (3, 10, 0))
-    monkeypatch.setattr(sys, "platform", "darwin")
-    found = marks(packages.python())
+def test_python_that_was_not_tested() -> None:
+    found = marks(packages.python((3, 10, 0), "darwin"))
     assert found["python"][0] == "note"
     assert found["system"] == ("note", "Rondo is tested on Linux alone")
 
 
 @pytest.mark.parametrize(
     ("limits", "cores"),
-    [({"cpu_max": "150000 100000"}, 1.5), ({"cpu_max": "max 100000"}, 4), ({"cpu_max": "900000 100000\n"}, 4), ({}, 4)],
-)
-def test_cores_are_those_of_the_container(files: Callable[..., None], limits: dict[str, str], cores: float) -> None:
-    files(**limits)
-    assert machine.cores() == cores
-
-
-@pytest.mark.parametrize(
-    ("limits", "text"),
     [
-        ({"memory_max": str(4 << 30), "memory_current": str(3 << 30)}, "1.0 GiB free of 4.0 GiB"),
-        ({"memory_max": "max", "memory_current": "1000000"}, "8.0 GiB free of 16.0 GiB"),
-        ({}, "8.0 GiB free of 16.0 GiB"),
+        ({"cpu_max": "50000 100000"}, 0.5),
+        ({"cpu_max": "max 100000"}, CORES),
+        ({"cpu_max": "900000000 100000\n"}, CORES),
+        ({}, CORES),
     ],
 )
-def test_memory_is_that_of_the_container(files: Callable[..., None], limits: dict[str, str], text: str) -> None:
-    files(**limits)
-    assert marks(machine.memory())["memory"][1] == text
-
-
-def test_system_that_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(*_: Any, **__: Any) -> str:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(Path, "read_text", absent)
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    assert machine.cores() == os.cpu_count()
-    assert marks(machine.memory()) == {"memory": ("ok", "this system does not tell")}
+def test_cores_are_those_of_the_container(tmp_path: Path, limits: dict[str, str], cores: float) -> None:
+    assert machine.cores(system(tmp_path, **limits)) == cores
 
 
 @pytest.mark.parametrize(
-    ("threads", "share", "mark"), [(4, "max", "ok"), (2, "max", "ok"), (4, "150000", "note"), (1, "50000", "ok")]
+    ("limits", "mark", "text"),
+    [
+        ({"memory_max": "1048576", "memory_current": "1000000"}, "fault", "0.0 GiB free of 0.0 GiB"),
+        ({"memory_max": str(4 << 30), "memory_current": str(3 << 30)}, "note", "1.0 GiB free of 4.0 GiB"),
+        ({"memory_max": "max", "memory_current": "1000000"}, "ok", "8.0 GiB free of 16.0 GiB"),
+        ({}, "ok", "8.0 GiB free of 16.0 GiB"),
+    ],
 )
-def test_more_threads_than_cores(
-    files: Callable[..., None], threads: int, share: str, mark: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files(cpu_max=f"{share} 100000")
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    found, text = marks(machine.threads())["threads"]
+def test_memory_is_that_of_the_container(tmp_path: Path, limits: dict[str, str], mark: str, text: str) -> None:
+    assert marks(machine.memory(system(tmp_path, **limits)))["memory"] == (mark, text)
+
+
+def test_system_that_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    assert machine.cores(tmp_path) == os.cpu_count()
+    assert marks(machine.memory(tmp_path)) == {"memory": ("ok", "this system does not tell")}
+
+
+@pytest.mark.parametrize(
+    ("threads", "share", "mark"),
+    [(CORES, "max", "ok"), (1, "max", "ok"), (4, "150000", "note"), (CORES + 1, "max", "note"), (1, "50000", "ok")],
+)
+def test_more_threads_than_cores(tmp_path: Path, threads: int, share: str, mark: str) -> None:
+    torch.set_num_threads(threads)
+    found, text = marks(machine.threads(system(tmp_path, cpu_max=f"{share} 100000")))["threads"]
     assert found == mark
-    assert ("set OMP_NUM_THREADS=1: " in text) == (mark == "note")
+    assert ("set OMP_NUM_THREADS=" in text) == (mark == "note")
+    assert share != "150000" or "set OMP_NUM_THREADS=1: " in text
 
 
 def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +203,6 @@ def test_silent_hub_is_waited_for_briefly(monkeypatch: pytest.MonkeyPatch) -> No
     assert 1 <= time.monotonic() - began < 15
 
 
-def test_hub_that_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+def test_hub_that_is_not_asked() -> None:
     (finding,) = hub.hub()
     assert finding.text == "HF_HUB_OFFLINE is set, so it is not asked"

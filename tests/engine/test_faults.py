@@ -19,6 +19,7 @@ from rondo.privacy.sums import sum as sums
 from rondo.privacy.sums.sum import sample
 from rondo.tasks.language.text import TextExample
 from tiny_federation import ALLOWED, ALONE, NAMES, POISON, SIZES, config, make, population
+from watched import planted
 
 FOUR = {**SIZES, "dee": 5}
 
@@ -100,17 +101,16 @@ def test_rehearsed_training_faults_equal_real_ones(name: str, run: RunConfig) ->
         assert rehearsed.ledger.to_json() == sim.ledger.to_json()
 
 
-def test_rehearsed_shortage_of_memory_halves_cohorts(monkeypatch: pytest.MonkeyPatch) -> None:
-    sim = make(run=faulty("out_of_memory", ["bob"]))
-    trained: list[list[str]] = []
+def test_rehearsed_shortage_of_memory_halves_cohorts() -> None:
+    sim, trained = make(run=faulty("out_of_memory", ["bob"])), list[list[str]]()
     train = LocalRound._train
 
     def noted(self: LocalRound, clients: tuple[Client, ...], *arguments: Any) -> list[Answer]:
         trained.append(ids(clients))
         return train(self, clients, *arguments)
 
-    monkeypatch.setattr(LocalRound, "_train", noted)
-    sim.run_round(0)
+    with planted(LocalRound, "_train", noted):
+        sim.run_round(0)
     # The cohort is halved down to the client, and then trained again without it.
     assert trained == [["ann", "bob", "cid"], ["ann"], ["bob", "cid"], ["bob"], ["cid"], ["ann", "cid"]]
 

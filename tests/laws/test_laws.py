@@ -232,18 +232,20 @@ def test_law_of_bytes_does_not_apply_without_a_formula() -> None:
 
 @pytest.mark.parametrize(
     ("name", "field", "value"),
-    [("rolora", "alternate_for", 1.1), ("rolora", "alternate_for", -0.1), ("rolora", "alternate_for", math.nan)]
-    + [("lora-a2", "lr_ratio", value) for value in (0.0, -1.0, math.inf, math.nan)]
-    + [
-        (name, field, value)
-        for name in ("florg", "florg-unaligned")
-        for field, value in (
-            ("gram_std", 0.0),
-            ("gram_std", math.nan),
-            ("gram_std", math.inf),
-            ("bases", "sdv"),
-            ("gram_init", "zeros"),
-        )
+    [
+        *(("rolora", "alternate_for", value) for value in (1.1, -0.1, math.nan)),
+        *(("lora-a2", "lr_ratio", value) for value in (0.0, -1.0, math.inf, math.nan)),
+        *((name, "gram_std", value) for name in ("florg", "florg-unaligned") for value in (0.0, math.nan, math.inf)),
+        *((name, "bases", "sdv") for name in ("florg", "florg-unaligned")),
+        *((name, "gram_init", "zeros") for name in ("florg", "florg-unaligned")),
+        *(("slora", field, value) for field, value in (("sparse_rounds", -1), ("density", 0.0), ("units", "W"))),
+        *(("pfedlora", field, value) for field, value in (("phases", "both"), ("units", "W"))),
+        *(("mfedloru", field, value) for field, value in (("nested_scale", 0.0), ("tau", 0))),
+        *((name, "client_scale", "own") for name in ("flora", "flexlora")),
+        *(("hetlora", field, value) for field, value in (("penalty", -1.0), ("keep", 0.0))),
+        *(("lora-fair", field, value) for field, value in (("penalty", 0.0), ("objective", "l2"))),
+        *(("flexlora", "split", "down"), ("federa", "aggregation", "sum"), ("fedsvd", "period", 0)),
+        *(("fedloru", "tau", 0), ("pfedloru", "restart", "never")),
     ],
 )
 def test_field_out_of_range_is_named(name: str, field: str, value: float | str) -> None:

@@ -15,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import tiny
 from rondo.models.kernels import attention
+from watched import noted
 
 
 def draw(*shape: int, seed: int) -> Tensor:
@@ -140,25 +141,17 @@ def test_encoder_decoders_give_the_same_logits(name: str, padded: bool, chosen: 
         torch.testing.assert_close(module(**batch).logits, before, rtol=0, atol=1e-11)
 
 
-def test_torchs_attention_gets_no_mask_without_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_attention_gets_no_mask_without_padding() -> None:
     """Its fastest kernels take none."""
-    masks: list[Tensor | None] = []
-
-    def watched(q: Tensor, *args: Any, attn_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
-        masks.append(attn_mask)
-        return scaled_dot_product_attention(q, *args, attn_mask=attn_mask, **kwargs)
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
     for make in MODELS.values():
         module = make()
         attention.use(module, "torch, mask unread")
         batch = {n: t[:1] for n, t in tiny.text_batch().items()}
         for padded in (True, False):
-            masks.clear()
-            with torch.no_grad(), attention.rows_are(attention.RowsOfCall(padded)):
+            watch = noted(torch.nn.functional, "scaled_dot_product_attention")
+            with watch as calls, torch.no_grad(), attention.rows_are(attention.RowsOfCall(padded)):
                 module(**batch)
-            assert masks
-            assert {m is None for m in masks} == {not padded}
+            assert {call.options.get("attn_mask") is None for call in calls} == {not padded}
 
 
 def test_model_without_torchs_attention_is_left_alone() -> None:

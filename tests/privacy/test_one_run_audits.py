@@ -42,6 +42,7 @@ from rondo.privacy.sums import private_sum
 from rondo.privacy.sums.masked_sum import masked_sum
 from rondo.privacy.sums.private_sum import PrivateSum
 from rondo.tasks.task import Task
+from watched import noted, planted
 
 pytest.importorskip("dp_accounting")
 pytestmark = pytest.mark.slow
@@ -212,20 +213,16 @@ SOUND: Bug = (private_step, "add_noise", add_noise)
     ("bug", "rows", "looks"),
     [
         pytest.param(STEPS_HALVED, {}, {}, id="half the noise"),
-        pytest.param(
-            (private_step, "add_noise", _bare_head), {}, {"looks_at": slice(-1, None)}, id="no noise on the head"
-        ),
+        pytest.param(BARE_HEAD_OF_STEPS, {}, {"looks_at": slice(-1, None)}, id="no noise on the head"),
         pytest.param((PrivateSteps, "_seed", _by_place), {"drops": True}, {}, id="masks by place"),
         pytest.param(SOUND, {"held_back": True, "by_row": False}, {}, id="split by seed"),
         pytest.param(PRICED_ANEW, {}, {}, id="account at new noise"),
         pytest.param(SOUND, {}, {"known": True}, id="known noise"),
     ],
 )
-def test_planted_bug_of_rows_is_above_the_claim(
-    bug: Bug, rows: Any, looks: Any, persons: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(*bug)
-    found, claimed = Rows(BUGGY, persons, **rows).bound(**looks), BUGGY.claim()
+def test_planted_bug_of_rows_is_above_the_claim(bug: Bug, rows: Any, looks: Any, persons: bool) -> None:
+    with planted(*bug):
+        found, claimed = Rows(BUGGY, persons, **rows).bound(**looks), BUGGY.claim()
     print(f"claimed {claimed:.2f}, bound {found:.2f}")
     assert found > claimed
 
@@ -259,13 +256,10 @@ def of_sites(setting: Setting, known: int = threshold_of(CANARIES) - 200) -> np.
     assert run is not None
     seen = np.zeros(CANARIES)
     for k in range(setting.rounds):
-        drawn: list[Any] = []
-        with pytest.MonkeyPatch.context() as patch:
-            draw = NoiseShare.drawn
-            patch.setattr(NoiseShare, "drawn", lambda *args: drawn.append(draw(*args)) or drawn[-1])  # noqa: B023
-            round = Round(k, setting.rounds, SEED, CANARIES, k)
+        round = Round(k, setting.rounds, SEED, CANARIES, k)
+        with noted(NoiseShare, "drawn") as draws:
             total = run.total(get("fedavg"), ServerState({"a": STATE}), _uploads(CLIENTS), round)
-        seen += total.integers.numpy() - np.sum(drawn[known:], axis=0)
+        seen += total.integers.numpy() - np.sum([draw.answer for draw in draws[known:]], axis=0)
     return seen
 
 
@@ -337,9 +331,9 @@ BARE_HEAD: Bug = (NoiseShare, "drawn", lambda *args: DRAWN(*args) * (np.arange(C
     ],
 )
 def test_planted_bug_of_sums_is_above_the_claim(
-    scores: Callable[[Setting], np.ndarray], bug: Bug, looks_at: int, monkeypatch: pytest.MonkeyPatch
+    scores: Callable[[Setting], np.ndarray], bug: Bug, looks_at: int
 ) -> None:
-    monkeypatch.setattr(*bug)
-    found, claimed = BUGGY.bound(scores(BUGGY)[looks_at:], INCLUDED[looks_at:]), BUGGY.claim()
+    with planted(*bug):
+        found, claimed = BUGGY.bound(scores(BUGGY)[looks_at:], INCLUDED[looks_at:]), BUGGY.claim()
     print(f"claimed {claimed:.2f}, bound {found:.2f}")
     assert found > claimed

@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 
+from outcomes import told
 from records import line, summary
 from rondo.config import ConfigError, load
 from rondo.errors import Problem
 from rondo.records import durable, manifest, schema
 from rondo.records.directory import RunDirectory, to_toml
 from rondo.records.manifest import environment, must_equal, recorded, rows_of
+from watched import failing, noted, planted
 
 
 def test_new_directory_is_made_with_its_parents(tmp_path: Path) -> None:
@@ -55,11 +57,10 @@ def test_remains_of_a_run_are_refused(name: str, tmp_path: Path) -> None:
         RunDirectory.create(tmp_path, "fedit")
 
 
-def test_new_directory_survives_a_power_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flushed: list[Path] = []
-    monkeypatch.setattr(durable, "sync", flushed.append)
-    RunDirectory.create(tmp_path / "a" / "b" / "c", "fedit")
-    assert flushed == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
+def test_new_directory_survives_a_power_failure(tmp_path: Path) -> None:
+    with noted(durable, "sync") as calls:
+        RunDirectory.create(tmp_path / "a" / "b" / "c", "fedit")
+    assert [call.arguments for call in calls] == [(tmp_path,), (tmp_path / "a",), (tmp_path / "a" / "b",)]
 
 
 def test_folder_with_other_files_is_accepted(tmp_path: Path) -> None:
@@ -92,10 +93,8 @@ def test_pipe_in_a_run_is_refused(tmp_path: Path) -> None:
     for name in ("config.toml", "manifest.json"):
         (tmp_path / name).write_text("")
     os.mkfifo(tmp_path / "adapter" / "pipe")
-    with pytest.raises(ConfigError) as error:
-        RunDirectory.open(tmp_path)
     message = f"{str(tmp_path / 'adapter' / 'pipe')!r} is a pipe or a device, not a file: remove it"
-    assert [(p.path, p.message) for p in error.value.problems] == [("RUN_DIR", message)]
+    assert told(lambda: RunDirectory.open(tmp_path)) == [("RUN_DIR", message)]
 
 
 @pytest.mark.parametrize("content", [b"{\n", b"\xff\n"])
@@ -201,12 +200,9 @@ def test_manifest_has_versions_and_machine() -> None:
     assert (started.utcoffset(), started.microsecond) == (timedelta(0), 0)
 
 
-def test_manifest_names_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def version(package: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(package)
-
-    monkeypatch.setattr(importlib.metadata, "version", version)
-    assert environment()["versions"] == dict.fromkeys(PACKAGES, "not installed")
+def test_manifest_names_packages_that_are_missing() -> None:
+    with failing(importlib.metadata, "version", importlib.metadata.PackageNotFoundError("none")):
+        assert environment()["versions"] == dict.fromkeys(PACKAGES, "not installed")
 
 
 INFO = "processor\t: 0\nmodel name\t: Fast: 9 (R)  \nmodel name\t: Second\n"
@@ -221,19 +217,12 @@ INFO = "processor\t: 0\nmodel name\t: Fast: 9 (R)  \nmodel name\t: Second\n"
         (None, "arm", "arm"),
     ],
 )
-def test_processor_is_named_by_the_system(
-    info: str | None, known: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processor_is_named_by_the_system(info: str | None, known: str, name: str, tmp_path: Path) -> None:
     """Else by its kind, or at least its architecture."""
-
-    def read(path: Path, encoding: str) -> str:
-        if info is None or str(path) != "/proc/cpuinfo":
-            raise FileNotFoundError(path)
-        return info
-
-    monkeypatch.setattr(Path, "read_text", read)
-    monkeypatch.setattr(platform, "processor", lambda: known)
-    assert manifest._processor() == name
+    if info is not None:
+        (tmp_path / "cpuinfo").write_text(info)
+    with planted(platform, "processor", lambda: known):
+        assert manifest._processor(tmp_path / "cpuinfo") == name
 
 
 def test_rows_of_a_partition_are_taken_by_name() -> None:

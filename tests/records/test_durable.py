@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from rondo.records import durable
 from rondo.records.durable import Damaged, Journal, Position
+from watched import noted
 
 
 def test_file_is_written_and_replaced(tmp_path: Path) -> None:
@@ -65,12 +66,11 @@ def test_file_has_the_mode_of_new_files(tmp_path: Path, mask: int, mode: int) ->
     assert [(tmp_path / name).stat().st_mode & 0o777 for name in "ab"] == [mode, mode]
 
 
-def test_several_files_are_flushed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folders: list[Path] = []
-    monkeypatch.setattr(durable, "sync", folders.append)
-    durable.write_all(tmp_path, {"a": b"1", "b": b"2"})
+def test_several_files_are_flushed_once(tmp_path: Path) -> None:
+    with noted(durable, "sync") as calls:
+        durable.write_all(tmp_path, {"a": b"1", "b": b"2"})
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"a": b"1", "b": b"2"}
-    assert folders == [tmp_path]
+    assert [call.arguments for call in calls] == [(tmp_path,)]
 
 
 def test_cause_is_told_where_cleaning_fails_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: Any) -> None:

@@ -25,6 +25,7 @@ from rondo.study.parallel import in_processes
 from rondo.study.runs import Runs, Trial
 from small_entries import LINEAR, TRAIN
 from small_runs import reviews, save_tiny_bert, settings, write_rows
+from watched import failing, planted
 
 ENDLESS = 1_000_000
 
@@ -107,22 +108,17 @@ def test_process_that_is_told_to_stop_takes_no_further_run(tmp_path: Path, start
     assert [process.wait() for process in started] == [0, 0]
 
 
-def test_full_disk_is_told_from_a_run_that_cannot_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_told_from_a_run_that_cannot_finish(tmp_path: Path) -> None:
     """And a search does not note it: the run can be resumed."""
-
-    def full(*_: object, **__: object) -> None:
-        raise DiskFailed("no space left")
-
     job = linear(tmp_path, "run")
     told = {"device": "cpu", "threads": torch.get_num_threads(), "shows_rounds": False, "name": "run"}
     told |= {"config": job.config.model_dump(mode="json", exclude_unset=True), "run_dir": "x"}
-    monkeypatch.setattr(runner, "run", full)
-    answer = parallel._made(told, threading.Event())
+    with failing(runner, "run", DiskFailed("no space left")):
+        answer = parallel._made(told, threading.Event())
     assert answer == {"stopped": "no space left", "disk_failed": True}
     ended = parallel.Ended(job, 1.0, "no space left", disk_failed=True)
-    monkeypatch.setattr(parallel, "in_processes", lambda *_, **__: iter([ended]))
-    runs = Runs(tmp_path)
-    with pytest.raises(DiskFailed, match="no space left"):
+    runs, all_ended = Runs(tmp_path), planted(parallel, "in_processes", lambda *_, **__: iter([ended]))
+    with all_ended, pytest.raises(DiskFailed, match="no space left"):
         list(runs.make_all([job], "cpu", processes=2))
     assert not runs.stopped
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import rondo
+from outcomes import told
 from rondo.config import load
 from rondo.config import task_kinds as table
 from rondo.config.task_kinds import TABLE
@@ -17,12 +18,7 @@ from rondo.report.terminal import summary_table
 from rondo.runs.watching.progress import round_line
 from rondo.study.compare.table import comparison_table
 from rondo.tasks.make import task_class
-from small_runs import reviews, save_tiny_bert, settings, write_rows
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_bert(tmp_path_factory.mktemp("bert"))
+from small_runs import reviews, settings, write_rows
 
 
 @pytest.mark.parametrize("kind", TABLE)
@@ -105,9 +101,7 @@ def test_comparison_says_whose_f1_it_is(bert: Path, tmp_path: Path) -> None:
     [("poss", "no class 'poss'; did you mean 'pos'?"), (True, "no class 'True'; there are: neg, pos")],
 )
 def test_unknown_class_is_refused(bert: Path, tmp_path: Path, positive: Any, message: str) -> None:
-    with pytest.raises(rondo.ConfigError) as refused:
-        run(bert, tmp_path, None, positive=positive)
-    assert [(p.path, p.message) for p in refused.value.problems] == [("evaluation.positive", message)]
+    assert told(lambda: run(bert, tmp_path, None, positive=positive)) == [("evaluation.positive", message)]
 
 
 def test_means_over_classes_are_of_classifiers_and_of_all_classes() -> None:

@@ -9,19 +9,19 @@ from pathlib import Path
 
 from rondo.doctor.finding import Finding, Mark
 
-_CGROUP = Path("/sys/fs/cgroup")
-"""The control group of a container, as the container sees it."""
+SYSTEM, CGROUP = Path("/"), "sys/fs/cgroup"
+"""Where the system tells of itself, and in it of the control group of a container, as the container sees it."""
 _MEMORY = (1 << 30, 3 << 30)
 """Bytes of free memory below which the demo does not fit, and below which little else does."""
 _DISK = (200 << 20, 4 << 30)
 """Bytes of free disk below which a run cannot be written, and below which a language model does not fit."""
 
 
-def threads() -> Iterator[Finding]:
+def threads(system: Path = SYSTEM) -> Iterator[Finding]:
     """torch's threads on the cores of this process."""
     import torch
 
-    count, available = torch.get_num_threads(), cores()
+    count, available = torch.get_num_threads(), cores(system)
     text = f"{count} of torch's on {available:g} cores"
     if count > max(1, round(available)):
         remedy = f"set OMP_NUM_THREADS={max(1, int(available))}: more threads than cores wait for each other"
@@ -51,16 +51,16 @@ def accelerator() -> Iterator[Finding]:
         yield Finding("accelerator", "ok", "none")
 
 
-def memory() -> Iterator[Finding]:
+def memory(system: Path = SYSTEM) -> Iterator[Finding]:
     """Memory that is free for this process."""
     try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+        lines = (system / "proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         yield Finding("memory", "ok", "this system does not tell")
         return
     sizes = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
     total, free = sizes["MemTotal"], sizes["MemAvailable"]
-    if (limit := _numbers("memory.max")) and (used := _numbers("memory.current")):
+    if (limit := _numbers(system / CGROUP / "memory.max")) and (used := _numbers(system / CGROUP / "memory.current")):
         total, free = min(total, limit[0]), max(0, min(free, limit[0] - used[0]))
     yield Finding("memory", _mark(free, _MEMORY), f"{_gib(free)} free of {_gib(total)}")
 
@@ -81,19 +81,19 @@ def disk() -> Iterator[Finding]:
             yield Finding(name, _mark(free, _DISK), f"{_gib(free)} free")
 
 
-def cores() -> float:
+def cores(system: Path = SYSTEM) -> float:
     """Cores that this process may use: a container's share of time need not be whole."""
     try:
         count = len(os.sched_getaffinity(0))
     except AttributeError:  # macOS, Windows
         count = os.cpu_count() or 1
-    limit = _numbers("cpu.max")  # "max 100000" has one number
+    limit = _numbers(system / CGROUP / "cpu.max")  # "max 100000" has one number
     return min(float(count), limit[0] / limit[1]) if len(limit) == 2 else float(count)
 
 
-def _numbers(file: str) -> list[int]:
+def _numbers(file: Path) -> list[int]:
     try:
-        return [int(word) for word in (_CGROUP / file).read_text(encoding="utf-8").split() if word.isdigit()]
+        return [int(word) for word in file.read_text(encoding="utf-8").split() if word.isdigit()]
     except OSError:
         return []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -18,15 +18,15 @@ _NAMED = ("huggingface-hub", "numpy")
 """Packages of packages whose versions a bug report needs."""
 
 
-def python() -> Iterator[Finding]:
+def python(version: Sequence[int | str] = sys.version_info, system: str = sys.platform) -> Iterator[Finding]:
     """The interpreter and the system."""
     text = f"{platform.python_version()} ({platform.python_implementation()}), {platform.system()} {platform.machine()}"
     tested = importlib.metadata.metadata(RONDO).get_all("Classifier") or []
-    if f"Programming Language :: Python :: {sys.version_info[0]}.{sys.version_info[1]}" not in tested:
+    if f"Programming Language :: Python :: {version[0]}.{version[1]}" not in tested:
         yield Finding("python", "note", f"{text}; Rondo is not tested with this version")
     else:
         yield Finding("python", "ok", text)
-    if sys.platform != "linux":
+    if system != "linux":
         yield Finding("system", "note", "Rondo is tested on Linux alone")
 
 

@@ -123,10 +123,10 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _processor() -> str:
+def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """The processor's name if the system tells it, else its architecture."""
     try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     except OSError:

@@ -11,15 +11,10 @@ import torch
 import rondo
 from methods import every_method
 from outcomes import adapter
-from small_runs import dying, reviews, save_tiny_bert, settings
+from small_runs import dying, reviews, settings
 
 DEVICE = "cuda"
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_bert(tmp_path_factory.mktemp("gpu") / "bert")
 
 
 def run(bert: Path, folder: Path, device: str, name: str, **changes: Any) -> rondo.RunResult:

@@ -38,6 +38,7 @@ from rondo.tasks.language.sequences import SequenceClassification
 from rondo.tasks.language.text import TextExample
 from rondo.testing import SgdTrainer, TwoLayers
 from rondo.testing.testbed import Testbed, WholeLayers
+from watched import failing
 
 NAMES = algorithms.names()
 OPAQUE = {
@@ -516,19 +517,15 @@ def test_uploads_beyond_the_limit_give_no_diagnostics(monkeypatch: pytest.Monkey
     assert {name: value for name, value in measured.items() if value} == {}
 
 
-def test_diagnostics_failure_warns_and_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diagnostics_failure_warns_and_is_recorded() -> None:
     """The round itself stands."""
-
-    def fails(*_: Any) -> None:
-        raise RuntimeError("no convergence")
-
-    plain, failing = simulated("fedit", 1), simulated("fedit", 1)
+    plain, undone = simulated("fedit", 1), simulated("fedit", 1)
     plain.run_round(0)
-    monkeypatch.setattr(diagnostics, "measure", fails)
-    with pytest.warns(RuntimeWarning, match="round 0 has no diagnostics: .*no convergence"):
-        record = failing.run_round(0)
+    fails = failing(diagnostics, "measure", RuntimeError("no convergence"))
+    with fails, pytest.warns(RuntimeWarning, match="round 0 has no diagnostics: .*no convergence"):
+        record = undone.run_round(0)
     assert record["diagnostics"] == {**dict.fromkeys(KEYS), "reason": "RuntimeError: no convergence"}
-    assert serialization.same(plain.state, failing.state)
+    assert serialization.same(plain.state, undone.state)
 
 
 def test_nonfinite_factors_give_valid_json() -> None:

@@ -16,10 +16,11 @@ import tiny
 from rondo.config.task_kinds import TABLE
 from rondo.models.loading.pretrained import fingerprint, load_config, load_pretrained, load_structure, load_tokenizer
 from rondo.models.networks import adapted_layer
-from rondo.models.networks.adapted_layer import UnsupportedLayer, add_low_rank, layer_kind
+from rondo.models.networks.adapted_layer import UnsupportedLayer, layer_kind
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.networks.rows import Rows
 from rondo.params import add_client_axis, client_row
+from watched import noted
 
 Case = tuple[Callable[[], Any], tuple[str, ...], Callable[..., dict[str, Tensor]]]
 
@@ -362,24 +363,16 @@ def test_clients_have_their_own_heads(make: Any, counts: tuple[int, ...]) -> Non
 
 
 @pytest.mark.parametrize("counts", [(4, 0, 8), (2, 7), (3, 3)])
-def test_clients_whose_rows_are_single_vectors_are_as_alone(
-    counts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clients_whose_rows_are_single_vectors_are_as_alone(counts: tuple[int, ...]) -> None:
     """Without copies of their factors for each row, which would be many times as large as the rows."""
-    products = []
-
-    def noted(y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> Tensor:
-        products.append(len(down))
-        return add_low_rank(y, x, down, up)
-
-    monkeypatch.setattr(adapted_layer, "add_low_rank", noted)
     module = nn.Sequential(nn.Linear(60, 50), nn.ReLU(), nn.Linear(50, 40))
     sites = tiny.sites(module, ("0", "2"))
     network = AdaptedNetwork(module, sites, ())
     params = tiny.factors(sites, 1, len(counts), torch.float32)
     x = torch.randn(sum(counts), 60, generator=torch.Generator().manual_seed(0))
-    together = network(params, {}, {"input": x}, rows=Rows(counts))
-    assert max(products) <= len(counts)
+    with noted(adapted_layer, "add_low_rank") as calls:
+        together = network(params, {}, {"input": x}, rows=Rows(counts))
+    assert max(len(call.arguments[2]) for call in calls) <= len(counts)
     for k, (part, output) in enumerate(zip(x.split(counts), together.split(counts), strict=True)):
         one = {name: tensor[k : k + 1] for name, tensor in params.items()}
         alone = network(one, {}, {"input": part}, rows=Rows((len(part),)))

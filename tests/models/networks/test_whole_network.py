@@ -14,11 +14,13 @@ from torch.func import functional_call
 
 from rondo.lowrank import GrowingSum, LowRank
 from rondo.models.kernels.precision import products
+from rondo.models.networks import whole_network
 from rondo.models.networks.adapted_layer import Site
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.networks.rows import Rows
 from rondo.models.networks.whole_network import WholeNetwork
 from rondo.params import add_client_axis, stack_clients
+from watched import failing
 
 
 def module(*, norm: bool = True, dropout: float = 0.0) -> nn.Sequential:
@@ -99,17 +101,12 @@ def test_layout_of_images_is_one_that_the_module_runs_in(flat: str, layout: str)
         assert network.layout == layout
 
 
-def test_lack_of_memory_is_no_reason_for_a_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lack_of_memory_is_no_reason_for_a_layout() -> None:
     plain = Viewed("reshape")
     network = WholeNetwork(plain, names(plain), names(plain)[-2:])
-
-    def full(*_: Any) -> Tensor:
-        raise torch.OutOfMemoryError("full")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("rondo.models.networks.whole_network.output_of", full)
-        with pytest.raises(torch.OutOfMemoryError):
-            network(add_client_axis(network.initial), {}, images(2))
+    full = failing(whole_network, "output_of", torch.OutOfMemoryError("full"))
+    with full, pytest.raises(torch.OutOfMemoryError):
+        network(add_client_axis(network.initial), {}, images(2))
     assert network.layout is None
 
 

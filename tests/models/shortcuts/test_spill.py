@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from rondo.models.shortcuts.prefix import Spill
+from watched import failing
 
 
 @pytest.fixture
@@ -65,15 +66,11 @@ def test_partial_writes_are_continued(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["_open", "_write"])
-def test_full_disk_is_told_once_and_no_error(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_told_once_and_no_error(name: str, folder: Path) -> None:
     spill = Spill(10_000)
     kept = spill.put(torch.ones(3)) if name == "_write" else None
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(Spill, name, full)
-    with pytest.warns(RuntimeWarning, match=f"{folder} cannot be written: No space left on device") as told:
+    full = failing(Spill, name, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    with full, pytest.warns(RuntimeWarning, match=f"{folder} cannot be written: No space left on device") as told:
         assert [spill.put(torch.ones(3)) for _ in range(3)] == [None] * 3
     assert len(told) == 1
     assert kept is None or kept.sum() == 3

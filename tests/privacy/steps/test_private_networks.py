@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kinds_of_runs import make_sources, pictures
+from kinds_of_runs import pictures
 from rondo.algorithm import Client, Round
 from rondo.config import ConfigError, load
 from rondo.config.inputs import GIVEN
@@ -22,6 +22,7 @@ from rondo.runs.assembling.assemble import assemble
 from rondo.runs.assembling.assembly import Assembly
 from rondo.runs.assembling.given import Given
 from small_runs import settings
+from watched import noted
 
 PRIVACY = {"adversary": "server", "unit": "example", "clip": 0.5, "noise": 0.0, "delta": 1e-5, "debug_seed": 0}
 
@@ -123,11 +124,6 @@ def test_normalisation_by_the_batch_is_refused() -> None:
 # --- transformers -------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_sources(tmp_path_factory.mktemp("private"))
-
-
 def of_text(sources: Path, **changes: Any) -> Assembly:
     sections: dict[str, Any] = {
         "data": {"source": str(sources / "rows.csv"), "test_split": "", "validation_fraction": 0.9},
@@ -147,7 +143,7 @@ def test_base_in_bfloat16(sources: Path, bf16: Callable[[bool], None]) -> None:
     assert largest_difference(assembly) < 1e-2
 
 
-def test_each_row_has_its_own_dropout(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_row_has_its_own_dropout(sources: Path) -> None:
     """Its masks depend on no other row. A debug seed draws them by the row, secret bits for each row by itself."""
     assembly = of_text(sources, adapter={"lora_dropout": 0.5}, train={"precision": "exact"})
     (member,) = assembly.population.members.values()
@@ -155,20 +151,12 @@ def test_each_row_has_its_own_dropout(sources: Path, monkeypatch: pytest.MonkeyP
     for row in member.train:
         by_length.setdefault(row.cost, []).append(row)
     first, second, third = next(rows for rows in by_length.values() if len(rows) > 2)[:3]
-    seen: list[dict[str, Tensor]] = []
-    original = private_step.row_gradients
-
-    def noted(*args: Any) -> dict[str, Tensor]:
-        seen.append(original(*args))
-        return seen[-1]
-
-    monkeypatch.setattr(private_step, "row_gradients", noted)
     start = started(assembly)
 
     def gradients(rows: tuple[Any, ...], debug_seed: int | None = 0) -> dict[str, Tensor]:
-        seen.clear()
-        step(assembly, rows, 1.0, start, debug_seed=debug_seed)
-        return {n: torch.cat([part[n] for part in seen]) for n in start}
+        with noted(private_step, "row_gradients") as calls:
+            step(assembly, rows, 1.0, start, debug_seed=debug_seed)
+        return {n: torch.cat([call.answer[n] for call in calls]) for n in start}
 
     one, other = gradients((first, second)), gradients((third, first))
     same, again = (gradients((first, first), debug_seed=None) for _ in range(2))

@@ -29,6 +29,7 @@ from rondo.privacy.steps import PrivateSteps, add_noise, clipped_sums
 from rondo.tasks.language.causal_lm import CausalLM
 from rondo.tasks.language.sequences import SequenceClassification
 from rondo.tasks.task import Task
+from watched import planted
 
 LABELS = ("no", "yes", "maybe")
 IN, OUT = 5, 3
@@ -349,7 +350,6 @@ def _fixed_size(self: SecretStream, population: int, probability: float) -> list
     ids=["halved", "reused", "unclipped", "by tensor", "no empty steps", "noiseless", "seeded draws", "fixed size"],
 )
 @pytest.mark.sweep(2)
-def test_planted_fault_breaks_its_law(bug: Bug, law: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(*bug)
-    with pytest.raises(AssertionError):
+def test_planted_fault_breaks_its_law(bug: Bug, law: Callable[[], None]) -> None:
+    with planted(*bug), pytest.raises(AssertionError):
         law()

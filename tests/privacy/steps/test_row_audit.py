@@ -24,6 +24,7 @@ from rondo.privacy.accounts.accountant import epsilon
 from rondo.privacy.guarantee import Guarantee
 from rondo.privacy.steps import PrivateSteps
 from rondo.tasks.task import Task
+from watched import planted
 
 pytest.importorskip("dp_accounting")
 
@@ -130,6 +131,6 @@ BY_ROW: Bug = (private_step.Units, "of", staticmethod(lambda rows: [[i] for i in
         pytest.param(BY_ROW, "persons", id="rows clipped by themselves"),
     ],
 )
-def test_planted_fault_is_caught(bug: Bug, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(*bug)
-    assert SETTINGS[name].refuted()
+def test_planted_fault_is_caught(bug: Bug, name: str) -> None:
+    with planted(*bug):
+        assert SETTINGS[name].refuted()

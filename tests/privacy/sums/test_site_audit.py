@@ -9,12 +9,10 @@ from __future__ import annotations
 import itertools
 import os
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from audits import epsilon_of_mu, found
 from planted import SHARES_HALVED, SHARES_LEFT_OUT, Bug
@@ -24,6 +22,7 @@ from rondo.config import load
 from rondo.privacy.masking.integers import NoiseShare, epsilon_of_shares
 from rondo.privacy.masking.shares import threshold_of
 from rondo.privacy.sums.masked_sum import masked_sum
+from watched import noted, planted
 
 pytest.importorskip("dp_accounting")
 
@@ -64,19 +63,12 @@ def audited(ring: int) -> tuple[float, np.ndarray, np.ndarray]:
     uploads = [Upload(client, {"a": canaries[i]}, 1.0) for i, client in enumerate(CLIENTS)]
     state, seen = ServerState({"a": torch.zeros(SITES, dtype=torch.float64)}), np.zeros(SITES)
     for k in range(ROUNDS):
-        round, drawn = Round(k, ROUNDS, SEED, SITES, k), list[NDArray[np.int64]]()
-        with pytest.MonkeyPatch.context() as patch:
-            original = NoiseShare.drawn
-
-            def noted(self: NoiseShare, *args: Any, into: list[Any] = drawn, draw: Any = original) -> Any:
-                into.append(draw(self, *args))
-                return into[-1]
-
-            patch.setattr(NoiseShare, "drawn", noted)
+        round = Round(k, ROUNDS, SEED, SITES, k)
+        with noted(NoiseShare, "drawn") as draws:
             total = run.total(get("fedavg"), state, uploads, round)
-        assert len(drawn) == SITES
+        assert len(draws) == SITES
         run.opened(get("fedavg"), state, total, round)
-        seen += total.integers.numpy() - np.sum(drawn[HONEST:], axis=0)
+        seen += total.integers.numpy() - np.sum([draw.answer for draw in draws[HONEST:]], axis=0)
     claimed = epsilon_of_shares({(NOISE, 1.0): len(spent)}, len(spent), DELTA)
     return claimed, seen / 2.0**run.points.fraction / CLIP / ROUNDS, included
 
@@ -105,9 +97,9 @@ BUGS: dict[str, Bug] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS)
-def test_planted_fault_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(*BUGS[bug])
-    claimed, scores, included = audited(32)
+def test_planted_fault_is_caught(bug: str) -> None:
+    with planted(*BUGS[bug]):
+        claimed, scores, included = audited(32)
     bound, bold = found(MU, DELTA, scores, included)
     print(f"claimed {claimed:.3f}, lower bound {bound:.3f}, refuted by guesses: {bold}")
     assert bound > claimed

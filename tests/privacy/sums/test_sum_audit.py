@@ -19,6 +19,7 @@ from rondo.privacy.mechanism.clip import clipped
 from rondo.privacy.mechanism.noise import noised
 from rondo.privacy.sums import private_sum as module
 from rondo.privacy.sums.private_sum import PrivateSum
+from watched import planted
 
 pytest.importorskip("dp_accounting")
 
@@ -74,9 +75,9 @@ def _per_tensor(change: Tensor, bound: float) -> Tensor:
     ],
     ids=["noise halved", "noise left out", "clip left out", "clip per tensor"],
 )
-def test_planted_bug_is_told(name: str, bug: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, name, bug)
-    assert least_mu_at(0.5, *scores(2_000, 10 * CLIP, 1.0), level=0.001) > 1 / NOISE
+def test_planted_bug_is_told(name: str, bug: Callable[..., Tensor]) -> None:
+    with planted(module, name, bug):
+        assert least_mu_at(0.5, *scores(2_000, 10 * CLIP, 1.0), level=0.001) > 1 / NOISE
 
 
 def test_larger_weight_is_no_larger_signal() -> None:

@@ -24,6 +24,7 @@ from rondo.study.claims import entry as entries
 from rondo.study.claims.findings import findings
 from rondo.study.claims.trials import Trials
 from small_entries import ENTRY, TRAIN, decided, page, written
+from watched import failing
 
 
 @pytest.fixture(scope="module")
@@ -166,13 +167,9 @@ def test_trials_have_a_score_and_tables_of_their_own(tmp_path: Path) -> None:
     assert len(set(digests)) == 2
 
 
-def test_full_disk_ends_the_command_and_no_run_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise DiskFailed("no space left")
-
+def test_full_disk_ends_the_command_and_no_run_for_good(tmp_path: Path) -> None:
     path, out = written(tmp_path), tmp_path / "out"
-    with monkeypatch.context() as patched:
-        patched.setattr(runner, "run", full)
+    with failing(runner, "run", DiskFailed("no space left")):
         said = CliRunner().invoke(app, ["reproduce", str(path), "--out", str(out), "--device", "cpu"])
     assert said.exit_code == 1
     assert "no space left" in said.output
