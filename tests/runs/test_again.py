@@ -15,16 +15,11 @@ from rondo.cli.app import app
 from rondo.config.load import load
 from rondo.records.directory import RunDirectory
 from rondo.runs.again import clear
-from small_runs import Watch, reviews, save_tiny_bert, settings
+from small_runs import Watch, reviews, settings
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
 TRAIN = reviews(36)
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_bert(tmp_path_factory.mktemp("again") / "bert")
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import random
 from pathlib import Path
@@ -14,36 +13,11 @@ import torch
 import transformers
 
 import rondo
+from asked_rows import TASK, asked
 from outcomes import verified, weights
 from rondo.runs.watching.result import RunResult
-from small_runs import BAD, GOOD, NEUTRAL, save_tiny_bert, settings, write_rows
+from small_runs import settings, write_rows
 from tiny import saved, tokenizer
-
-TASK = {
-    **dict.fromkeys(("text", "label")),
-    "kind": "question-answering",
-    "context": "context",
-    "question": "question",
-    "answers": "answers",
-    "max_length": 32,
-    "stride": 10,
-    "max_answer_tokens": 3,
-}
-
-
-def asked(count: int, seed: int = 0, *, unanswerable: bool = False) -> list[dict[str, Any]]:
-    """Questions whose answer is the one word of praise or blame in 6 to 45 words; in every third none, if they may be
-    unanswerable."""
-    draw, rows = random.Random(seed), []
-    for i in range(count):
-        words = draw.choices(NEUTRAL, k=draw.randint(6, 45))
-        answers: dict[str, list[Any]] = {"text": [], "answer_start": []}
-        if not (unanswerable and i % 3 == 0):
-            place = draw.randrange(len(words))
-            words[place] = draw.choice(GOOD + BAD)
-            answers = {"text": [words[place]], "answer_start": [len(" ".join([*words[:place], ""]))]}
-        rows.append({"context": " ".join(words), "question": "was the film", "answers": answers, "who": f"s{i % 3}"})
-    return rows
 
 
 def config(model: Path, **changes: Any) -> dict[str, Any]:
@@ -53,11 +27,6 @@ def config(model: Path, **changes: Any) -> dict[str, Any]:
 
 PLAIN = {"optimizer": "sgd", "lr": 0.5, "local_epochs": 2}
 """Training by plain SGD: AdamW would make much of the last digit of a small gradient."""
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_bert(tmp_path_factory.mktemp("bert") / "bert")
 
 
 @pytest.fixture(scope="module")
@@ -102,15 +71,6 @@ def test_predictions_agree_with_the_scores(finished: RunResult) -> None:
         assert 0 < p["probability"] <= 1
 
 
-@pytest.mark.slow
-def test_predictions_do_not_depend_on_the_batch(finished: RunResult) -> None:
-    rows = asked(7, seed=3)
-    alone = [rondo.predict(finished.run_dir, [row], device="cpu")[0] for row in rows]
-    together = rondo.predict(finished.run_dir, rows, device="cpu")
-    assert [p["answer"] for p in alone] == [p["answer"] for p in together]
-    assert [p["probability"] for p in together] == pytest.approx([p["probability"] for p in alone], rel=1e-4)
-
-
 def test_result_loads_in_stock_libraries(finished: RunResult, bert: Path, tmp_path: Path) -> None:
     """Also with segment ids, which PEFT's own class for question answering would drop."""
     for merged in (False, True):
@@ -127,31 +87,6 @@ def test_result_loads_in_stock_libraries(finished: RunResult, bert: Path, tmp_pa
     card = (tmp_path / "False" / "README.md").read_text()
     assert "from_pretrained(" in card
     assert "pipeline(" not in card
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"simulation": {"cohort": 1}},
-        pytest.param({"adapter": {"layers_to_transform": [1]}}, marks=pytest.mark.slow),
-        pytest.param({"evaluation": {"batch_size": 3}}, marks=pytest.mark.slow),
-    ],
-    ids=["cohort", "prefix", "batch"],
-)
-def test_shortcuts_change_no_score(bert: Path, tmp_path: Path, change: dict[str, Any]) -> None:
-    """Clients one by one; no hidden states kept; small batches. Ordinary runs share calls and skip what they can."""
-    results = []
-    for plain in (True, False):
-        own = {**change, "simulation": {**change.get("simulation", {}), "reuse_prefix": False}} if plain else {}
-        adapter = change.get("adapter", {})
-        given = config(bert, rounds=1, train=PLAIN, **{**own, "adapter": adapter})
-        folder = tmp_path / str(plain)
-        results.append(rondo.run(given, train=asked(24), test=asked(9, seed=1), run_dir=folder, device="cpu"))
-    one, other = (weights(r.run_dir) for r in results)
-    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-4)
-    scores = [r.metrics["global"] for r in results]
-    assert scores[0] == pytest.approx(scores[1], rel=1e-3)
 
 
 def test_manifest_names_the_shortcuts(finished: RunResult) -> None:
@@ -173,16 +108,6 @@ def test_unanswerable_questions(bert: Path, tmp_path: Path) -> None:
     assert [p for p in empty if p["answer_start"] is not None or not p["probability"] > 0] == []
     with pytest.raises(rondo.ConfigError, match=r"no answer; if questions may have none, set task\.unanswerable"):
         rondo.run(config(bert), train=rows, run_dir=tmp_path / "refused", device="cpu")
-
-
-def test_personal_head(bert: Path, tmp_path: Path) -> None:
-    given = config(bert, rounds=1, algorithm={"name": "fedsa-lora"})
-    given["model"]["head"] = "local"
-    result = rondo.run(given, train=asked(24), run_dir=tmp_path / "run", device="cpu")
-    assert result.metrics["personal"]["f1"]["clients"] == 3
-    verified(result.run_dir, tmp_path / "out", client="client-1")
-    adapted = rondo.adapt(result.run_dir, asked(20, seed=4), epochs=1, device="cpu")
-    assert (adapted.primary, adapted.scored_rows, adapted.shots[0].rows) == ("f1", 4, 16)
 
 
 @pytest.mark.slow
@@ -293,17 +218,3 @@ def test_families(family: str, tmp_path: Path) -> None:
 def test_model_without_spans_is_refused(tmp_path: Path) -> None:
     with pytest.raises(rondo.ConfigError, match="question-answering"):
         rondo.run(config(Path("builtin:lstm")), train=asked(12), run_dir=tmp_path / "run", device="cpu")
-
-
-def test_predictions_are_written_as_csv(finished: RunResult, tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    from rondo.cli.app import app
-
-    write_rows(tmp_path / "rows.jsonl", asked(3, seed=5))
-    to = tmp_path / "out.csv"
-    command = ["predict", str(finished.run_dir), "--data", str(tmp_path / "rows.jsonl"), "--to", str(to)]
-    result = CliRunner().invoke(app, [*command, "--device", "cpu"])
-    assert result.exit_code == 0, result.output
-    with to.open(newline="") as file:
-        assert list(csv.DictReader(file).__next__()) == ["answer", "probability", "answer_start"]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import rondo
 from audits import epsilon_of_mu, found, least_mu
@@ -21,6 +22,7 @@ from rondo.params import Params
 from rondo.privacy.accounts.accountant import epsilon
 from rondo.privacy.mechanism.noise import noised
 from rondo.privacy.sums import private_sum
+from watched import planted
 
 pytest.importorskip("dp_accounting")
 pytestmark = pytest.mark.slow
@@ -96,24 +98,18 @@ def test_lower_bound_is_below_the_claim_and_near_it(tmp_path: Path) -> None:
     assert not bold
 
 
-def _halved(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(private_sum, "noised", lambda total, deviation, *rest: noised(total, deviation / 2, *rest))
-
-
-def _left_out(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(private_sum, "noised", lambda total, *rest: total)
-
-
-def _unclipped(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(private_sum, "clipped", lambda change, bound: change)
-
-
-@pytest.mark.parametrize("fault", [_halved, _left_out, _unclipped])
-def test_planted_fault_is_caught(
-    fault: Callable[[pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fault(monkeypatch)
-    claimed, scores, included = audited(tmp_path / "run")
+@pytest.mark.parametrize(
+    ("name", "bug"),
+    [
+        ("noised", lambda total, deviation, *rest: noised(total, deviation / 2, *rest)),
+        ("noised", lambda total, *rest: total),
+        ("clipped", lambda change, bound: change),
+    ],
+    ids=["halved", "left out", "unclipped"],
+)
+def test_planted_fault_is_caught(name: str, bug: Callable[..., Tensor], tmp_path: Path) -> None:
+    with planted(private_sum, name, bug):
+        claimed, scores, included = audited(tmp_path / "run")
     bound, bold = found(MU, DELTA, scores, included)
     print(f"claimed {claimed:.3f}, lower bound {bound:.3f}, refuted by guesses: {bold}")
     assert bound > claimed

@@ -13,7 +13,6 @@ import tomli_w
 from typer.testing import CliRunner
 
 import rondo
-from kinds_of_runs import make_sources
 from rondo import algorithms
 from rondo.algorithms.compatible import OPTIONS, Option, refused
 from rondo.algorithms.table import TABLE
@@ -105,11 +104,6 @@ CELLS = [(name, option) for name in TABLE for option in OPTIONS]
 
 def reason(name: str, option: Option) -> str | None:
     return refused(TABLE[name].traits, linear=TABLE[name].linear).get(option)
-
-
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_sources(tmp_path_factory.mktemp("sources"))
 
 
 @pytest.mark.parametrize(("name", "option"), [c for c in CELLS if reason(*c) is not None])

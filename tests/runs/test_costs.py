@@ -8,13 +8,8 @@ from typing import Any
 import pytest
 
 import rondo
-from kinds_of_runs import configured, make_sources
+from kinds_of_runs import configured
 from rondo.records.summary import costs
-
-
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_sources(tmp_path_factory.mktemp("sources"))
 
 
 def ran(kind: str, sources: Path, folder: Path, **changes: Any) -> rondo.RunResult:

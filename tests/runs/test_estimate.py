@@ -10,15 +10,10 @@ import tomli_w
 from typer.testing import CliRunner
 
 import rondo
-from kinds_of_runs import KINDS, configured, make_sources
+from kinds_of_runs import KINDS, configured
 from rondo.cli import app
 from rondo.runs import estimate as module
 from rondo.runs.estimate import estimate
-
-
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_sources(tmp_path_factory.mktemp("sources"))
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ import tomli_w
 import torch
 
 import rondo
-from kinds_of_runs import make_sources
 from methods import KINDS, every_method
 from outcomes import adapter
 from records import timeless
@@ -34,17 +33,13 @@ from rondo.runs import runner
 from rondo.runs.assembling.private import row_account
 from rondo.runs.runner import RunResult
 from small_runs import settings
+from watched import failing, planted
 
 pytest.importorskip("dp_accounting")
 
 PRIVACY = {"adversary": "server", "unit": "example", "clip": 0.5, "noise": 0.5, "delta": 1e-5, "debug_seed": 1}
 SECRET = {"debug_seed": None}
 """Noise that counts."""
-
-
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_sources(tmp_path_factory.mktemp("sources"))
 
 
 def configured(sources: Path, name: str = "fedit", **changes: Any) -> dict[str, Any]:
@@ -202,22 +197,11 @@ def test_run_without_privacy_tells_no_epsilon(sources: Path, tmp_path: Path) -> 
     assert "epsilon" not in run(config, tmp_path / "run").history[-1]
 
 
-def test_stopped_run_resumes_to_the_same_bits_and_the_same_epsilon(
-    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_run_resumes_to_the_same_bits_and_the_same_epsilon(sources: Path, tmp_path: Path) -> None:
     config = configured(sources, "fedsa-lora", clients={"per_round": 1}, rounds=3)
     whole = run(config, tmp_path / "whole")
-    original = Server.run_round
-
-    def stopping(self: Server, attempt: int, *args: Any) -> dict[str, Any]:
-        if attempt == 2:
-            raise RunStopped("stopped here")
-        return original(self, attempt, *args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Server, "run_round", stopping)
-        with pytest.raises(RunStopped):
-            run(config, tmp_path / "stopped")
+    with failing(Server, "run_round", RunStopped("stopped here"), at=2), pytest.raises(RunStopped):
+        run(config, tmp_path / "stopped")
     resumed = runner.resume(tmp_path / "stopped", device="cpu")
     assert [timeless(r) for r in resumed.history] == [timeless(r) for r in whole.history]
     assert adapter(resumed.run_dir) == adapter(whole.run_dir)
@@ -228,8 +212,8 @@ def test_answers_of_workers_count_their_steps() -> None:
     assert [a.work for a in decode_answers(encode_answers([answer]))] == [((3, 18), (4, 24))]
 
 
-def killed(patch: pytest.MonkeyPatch, attempt: int) -> None:
-    """Kill the run in ``attempt``, once its answers are there."""
+def killed(config: dict[str, Any], folder: Path, attempt: int) -> None:
+    """Run until it is killed in ``attempt``, once its answers are there."""
     original = Server._added_up
 
     def dies(self: Server, exchange: Exchange) -> Any:
@@ -238,17 +222,15 @@ def killed(patch: pytest.MonkeyPatch, attempt: int) -> None:
             raise KeyboardInterrupt
         return result
 
-    patch.setattr(Server, "_added_up", dies)
+    with planted(Server, "_added_up", dies), pytest.raises(KeyboardInterrupt):
+        run(config, folder)
 
 
-def test_round_that_was_killed_counts(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_round_that_was_killed_counts(sources: Path, tmp_path: Path) -> None:
     """Its answers came, and the round is done again with other noise."""
     config = configured(sources, rounds=3, privacy=SECRET)
     whole, folder = run(config, tmp_path / "whole"), tmp_path / "killed"
-    with monkeypatch.context() as patch:
-        killed(patch, 1)
-        with pytest.raises(KeyboardInterrupt):
-            run(config, folder)
+    killed(config, folder, 1)
     resumed = runner.resume(folder, device="cpu")
     four = run({**config, "rounds": 4}, tmp_path / "four")
     assert resumed.history[0] == {**resumed.history[0], "epsilon": whole.history[0]["epsilon"]}
@@ -256,25 +238,18 @@ def test_round_that_was_killed_counts(sources: Path, tmp_path: Path, monkeypatch
     assert resumed.summary["privacy"]["epsilon"] > whole.summary["privacy"]["epsilon"]
 
 
-def test_round_that_was_asked_for_counts_though_no_answer_came(
-    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_round_that_was_asked_for_counts_though_no_answer_came(sources: Path, tmp_path: Path) -> None:
     """The server cannot know whether a site has trained and its answer was on its way."""
     config, folder = configured(sources, privacy=SECRET), tmp_path / "killed"
-    with monkeypatch.context() as patch:
-        patch.setattr(Simulation, "exchange", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            run(config, folder)
+    with failing(Simulation, "exchange", KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
+        run(config, folder)
     three = run({**config, "rounds": 3}, tmp_path / "three")
     assert runner.resume(folder, device="cpu").summary["privacy"] == three.summary["privacy"]
 
 
-def test_older_checkpoint_forgets_no_step(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_checkpoint_forgets_no_step(sources: Path, tmp_path: Path) -> None:
     config, folder = configured(sources, rounds=3, privacy=SECRET), tmp_path / "damaged"
-    with monkeypatch.context() as patch:
-        killed(patch, 2)
-        with pytest.raises(KeyboardInterrupt):
-            run(config, folder)
+    killed(config, folder, 2)
     (folder / "checkpoint" / "round-000002" / "state.safetensors").write_bytes(b"")
     resumed = runner.resume(folder, device="cpu")
     five = run({**config, "rounds": 5}, tmp_path / "five")
@@ -313,11 +288,8 @@ def test_run_that_dies_at_a_write_of_its_account_forgets_no_step(
     assert rounds == (sorted([0, 1, at]) if whole else [0, 1])  # its line is the last, so half of all is without it
 
 
-def test_run_without_its_account_cannot_go_on(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        killed(patch, 1)
-        with pytest.raises(KeyboardInterrupt):
-            run(configured(sources), tmp_path / "run")
+def test_run_without_its_account_cannot_go_on(sources: Path, tmp_path: Path) -> None:
+    killed(configured(sources), tmp_path / "run", 1)
     file, lacks = tmp_path / "run" / "privacy.jsonl", "lacks what metrics.jsonl tells of"
     lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
     damages = (

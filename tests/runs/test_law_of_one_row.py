@@ -20,7 +20,6 @@ from choice_rows import questions, save_tiny_llama
 from embedding_rows import TASK as EMBEDDED
 from embedding_rows import pairs as triplets
 from embedding_rows import rated as likened
-from kinds_of_runs import make_sources
 from methods import every_method
 from pair_rows import requests, save_tiny
 from preferred_rows import preferred
@@ -40,11 +39,6 @@ Table = list[dict[str, Any]]
 CLIP = 1e-3
 """Below nearly every row's norm, so that many rows that moved a little would show."""
 PLACES = ("front", "middle", "end")
-
-
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_sources(tmp_path_factory.mktemp("sources"))
 
 
 Sums = Callable[[dict[str, Any], Table], list[Tensor]]

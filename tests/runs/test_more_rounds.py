@@ -73,32 +73,13 @@ def test_command_line_goes_on_too(configured: Callable[..., dict[str, Any]], tmp
 
 @pytest.mark.parametrize("unwritten", ["config.toml", "manifest.json"])
 def test_killed_while_it_gets_its_rounds_it_ends_with_one_number_or_the_other(
-    configured: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unwritten: str
+    configured: Callable[..., dict[str, Any]], tmp_path: Path, killed_at: Any, unwritten: str
 ) -> None:
     """The summary is gone first, so a run that was finished is not taken for one with more rounds."""
     rondo.run(configured("fedit", 3), run_dir=tmp_path / "run", device="cpu")
     shutil.copytree(tmp_path / "run", tmp_path / "short")
-
-    class Killed(BaseException):
-        """Ends the process at once."""
-
-    write, write_config = RunDirectory.write, RunDirectory.write_config
-
-    def dying(directory: RunDirectory, name: str, content: Any) -> None:
-        if name == unwritten:
-            raise Killed
-        write(directory, name, content)
-
-    def dying_config(directory: RunDirectory, config: Any) -> None:
-        if unwritten == "config.toml":
-            raise Killed
-        write_config(directory, config)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunDirectory, "write", dying)
-        patch.setattr(RunDirectory, "write_config", dying_config)
-        with pytest.raises(Killed):
-            rondo.resume(tmp_path / "run", rounds=4)
+    with pytest.raises(KeyboardInterrupt), killed_at(f"{unwritten}.tmp", 0, whole=False):
+        rondo.resume(tmp_path / "run", rounds=4)
     left = rondo.resume(tmp_path / "run")
     assert len(left.history) == (3 if unwritten == "config.toml" else 4)
     more, short = rondo.resume(tmp_path / "run", rounds=4), rondo.resume(tmp_path / "short", rounds=4)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import rondo
-from kinds_of_runs import make_sources, outcome
+from kinds_of_runs import outcome
 from rondo.config import ConfigError, load
 from rondo.errors import DiskFailed
 from rondo.privacy.accounts.account import read
@@ -20,11 +20,6 @@ from rondo.runs.assembling.private import account_of_shares, private_sum
 from small_runs import settings, stopped
 
 pytest.importorskip("dp_accounting")
-
-
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_sources(tmp_path_factory.mktemp("private"))
 
 
 def configured(sources: Path, name: str = "rolora", **changes: Any) -> dict[str, Any]:

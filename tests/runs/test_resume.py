@@ -24,14 +24,13 @@ from rondo import algorithms
 from rondo.cli import main
 from rondo.config import ConfigError, load
 from rondo.errors import RunStopped
-from rondo.params import everything
 from rondo.records.directory import RunDirectory
 from rondo.runs import launch, runner
 from rondo.runs.assembling.assemble import assemble
 from rondo.runs.loop import Onlooker, Runner
 from rondo.runs.watching.progress import Quiet
 from small_runs import copy_of, reviews, save_tiny_bert, settings, write_rows
-from tiny_federation import ALLOWED
+from tiny_federation import stateful
 
 KILLED = 137
 WRITES = ("write", "fsync", "replace")
@@ -40,21 +39,8 @@ CALLS = (*WRITES, "mkdir", "unlink", "rmdir")
 
 
 def run_settings(model: Path, rows: Path, name: str = "rolora", **changes: Any) -> dict[str, Any]:
-    """Three rounds with state on the server and at the clients; two of three clients per round."""
-    method = algorithms.get(name)
-    sends = method.traits.keeps != everything
-    steps = sends and method.linear and method.traits.server in ("mean", "restart")
-    sections = {
-        "rounds": 3,
-        "algorithm": {"name": name},
-        "model": {"head": "local" if "local" in ALLOWED[name] else "shared"},
-        "data": {"source": str(rows), "test_split": "", "validation_fraction": 0.25},
-        "clients": {"per_round": 2},
-        "train": {"local_epochs": 1, "batch_size": 4},
-        "server": {"optimizer": "adam" if steps else "none"},
-        "evaluation": {"diagnostics_every": 2},
-    }
-    return settings(model, **{**sections, **changes})
+    data = {"source": str(rows), "test_split": "", "validation_fraction": 0.25}
+    return settings(model, **{**stateful(name), "data": data, **changes})
 
 
 @pytest.fixture(scope="module")

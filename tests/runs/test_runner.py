@@ -26,6 +26,7 @@ import tiny
 from methods import every_method
 from outcomes import verified
 from rondo import algorithms, errors
+from rondo.algorithms.factors.fedit import FedIT
 from rondo.config import ConfigError, load
 from rondo.data import population
 from rondo.data.population import Population
@@ -41,13 +42,9 @@ from rondo.tasks.language.causal_lm import CausalLM
 from rondo.tasks.language.sequences import SequenceClassification
 from rondo.tasks.language.text import TextExample
 from small_runs import Rows, reviews, save_tiny_bert, save_tiny_gpt2, save_tiny_pythia, settings, write_rows
+from watched import failing
 
 Run = Callable[..., runner.RunResult]
-
-
-@pytest.fixture(scope="session")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_bert(tmp_path_factory.mktemp("bert"))
 
 
 @pytest.fixture
@@ -67,28 +64,22 @@ def data(tmp_path: Path) -> Path:
     return write_rows(tmp_path / "reviews.csv", reviews(48))
 
 
+def tested(bert: Path, folder: Path, **changes: Any) -> runner.RunResult:
+    """A run with a test set; do not write into its directory."""
+    train, test = write_rows(folder / "train.csv", reviews(48)), write_rows(folder / "test.csv", reviews(12, seed=1))
+    config = settings(bert, data={"source": str(train), "test_source": str(test)}, **changes)
+    return runner.run(config, run_dir=folder / "run", device="cpu")
+
+
 @pytest.fixture(scope="module")
 def finished(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> runner.RunResult:
-    """A run with a test set and the baseline; do not write into its directory."""
-    folder = tmp_path_factory.mktemp("finished")
-    source = {
-        "source": str(write_rows(folder / "train.csv", reviews(48))),
-        "test_source": str(write_rows(folder / "test.csv", reviews(12, seed=1))),
-    }
-    config = settings(bert, data=source, evaluation={"local_only": True, "clients_every": 1})
-    return runner.run(config, run_dir=folder / "run", device="cpu")
+    """With the baseline."""
+    return tested(bert, tmp_path_factory.mktemp("run"), evaluation={"local_only": True, "clients_every": 1})
 
 
 @pytest.fixture(scope="module")
 def personal(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> runner.RunResult:
-    """A run of a personal method; do not write into its directory."""
-    folder = tmp_path_factory.mktemp("personal")
-    source = {
-        "source": str(write_rows(folder / "train.csv", reviews(48))),
-        "test_source": str(write_rows(folder / "test.csv", reviews(12, seed=1))),
-    }
-    config = settings(bert, data=source, algorithm={"name": "fedsa-lora"})
-    return runner.run(config, run_dir=folder / "run", device="cpu")
+    return tested(bert, tmp_path_factory.mktemp("personal"), algorithm={"name": "fedsa-lora"})
 
 
 def weights(folder: Path) -> bytes:
@@ -884,14 +875,8 @@ def test_run_that_cannot_train_stops_with_the_reason(run: Run, data: Path) -> No
     assert "rondo resume --allow-nondeterministic goes on. Committed rounds are in" in str(stopped.value)
 
 
-def test_run_whose_rounds_have_no_failed_client_stops_with_the_reason(
-    run: Run, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_: object) -> None:
-        raise ZeroDivisionError("no")
-
-    monkeypatch.setattr("rondo.algorithms.factors.fedit.FedIT.aggregate", fails)
-    with pytest.raises(RunStopped) as stopped:
+def test_run_whose_rounds_have_no_failed_client_stops_with_the_reason(run: Run, data: Path) -> None:
+    with failing(FedIT, "aggregate", ZeroDivisionError("no")), pytest.raises(RunStopped) as stopped:
         run(data={"source": str(data)})
     assert str(stopped.value).startswith(
         "2 rounds in a row were skipped, the last: the uploads cannot be aggregated: ZeroDivisionError: no. "
@@ -1121,13 +1106,10 @@ FULL = "No space left on device"
     ],
 )
 def test_export_to_a_full_disk_is_told_and_leaves_nothing(
-    error: Exception, finished: runner.RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: Exception, finished: runner.RunResult, tmp_path: Path
 ) -> None:
-    def full(_: object) -> str:
-        raise error
-
-    monkeypatch.setattr(card, "to_toml", full)
-    (message,) = problems(lambda: export.export(finished.run_dir, tmp_path / "out"))["--to"]
+    with failing(card, "to_toml", error):
+        (message,) = problems(lambda: export.export(finished.run_dir, tmp_path / "out"))["--to"]
     assert f"{tmp_path / 'out'} cannot be written: " in message
     assert FULL in message
     assert "make room, or name a folder on another disk" in message

@@ -12,6 +12,7 @@ from rich.console import Console
 from tokenizers import Tokenizer, decoders, models
 
 import rondo
+from outcomes import problems
 from rondo.report.terminal import samples_table
 from rondo.tasks.language.causal_lm import continuations
 from small_runs import POSITIONS, reviews, save_tiny_bert, save_tiny_gpt2, settings, stopped, write_rows
@@ -114,9 +115,7 @@ def test_samples_are_shown(finished: rondo.RunResult) -> None:
 
 
 def problem(raw: dict[str, Any], key: str) -> str:
-    with pytest.raises(rondo.ConfigError) as caught:
-        rondo.run(raw, device="cpu")
-    return {p.path: p.message for p in caught.value.problems}[key]
+    return problems(lambda: rondo.run(raw, device="cpu"))[key]
 
 
 def test_answers_that_cannot_be_given_are_refused(gpt2: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -14,21 +13,16 @@ import transformers
 from seqeval.metrics import f1_score, precision_score, recall_score
 
 import rondo
-from outcomes import verified, weights
+from outcomes import verified
 from rondo.runs.watching.result import RunResult
 from rondo.tasks.language.tagging.tags import tags_of
-from small_runs import save_tiny_bert, settings, write_rows
+from small_runs import settings, write_rows
 from tagged_rows import CLASSES, TASK, tagged, with_spans
 
 
 def config(model: Path, **changes: Any) -> dict[str, Any]:
     train = {"lr": 0.02, "local_epochs": 10, "precision": "exact", **changes.pop("train", {})}
     return settings(model, **{"task": TASK, "train": train, "rounds": 5, **changes})
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_bert(tmp_path_factory.mktemp("bert") / "bert")
 
 
 @pytest.fixture(scope="module")
@@ -108,16 +102,6 @@ def test_predictions_of_texts_count_characters(bert: Path, tmp_path: Path) -> No
             assert 0 < span["score"] <= 1
     found = [[{k: s[k] for k in ("start", "end", "label")} for s in p["spans"]] for p in made]
     assert sum(f == row["spans"] for f, row in zip(found, asked, strict=True)) > 7
-
-
-@pytest.mark.slow
-def test_predictions_do_not_depend_on_the_batch(finished: RunResult) -> None:
-    rows = tagged(7, seed=3)
-    alone = [rondo.predict(finished.run_dir, [row], device="cpu")[0]["spans"] for row in rows]
-    together = [p["spans"] for p in rondo.predict(finished.run_dir, rows, device="cpu")]
-    for one, other in zip(alone, together, strict=True):
-        assert [{**s, "score": 0} for s in one] == [{**s, "score": 0} for s in other]
-        assert [s["score"] for s in one] == pytest.approx([s["score"] for s in other], rel=1e-4)
 
 
 def test_stock_pipeline_loads_the_export(finished: RunResult, bert: Path, tmp_path: Path) -> None:
@@ -304,47 +288,3 @@ def test_slow_tokenizer_is_refused(bert: Path, tmp_path: Path) -> None:
     coder = transformers.CanineTokenizer()
     with pytest.raises(rondo.ConfigError, match=r"model\.name: its tokenizer does not tell a token's characters"):
         TokenClassification.of(TaskConfig(**{**TASK, "text": None}), coder, CLASSES)
-
-
-def test_personal_head(bert: Path, tmp_path: Path) -> None:
-    given = config(bert, rounds=1, algorithm={"name": "fedsa-lora"})
-    given["model"]["head"] = "local"
-    result = rondo.run(given, train=tagged(24), run_dir=tmp_path / "run", device="cpu")
-    assert result.metrics["personal"]["f1"]["clients"] == 3
-    adapted = rondo.adapt(result.run_dir, tagged(20, seed=4), epochs=1, device="cpu")
-    assert (adapted.primary, adapted.scored_rows, adapted.shots[0].rows) == ("f1", 4, 16)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "change",
-    [{"simulation": {"cohort": 1}}, {"adapter": {"layers_to_transform": [1]}}, {"evaluation": {"batch_size": 3}}],
-    ids=["cohort", "prefix", "batch"],
-)
-def test_shortcuts_change_no_score(bert: Path, tmp_path: Path, change: dict[str, Any]) -> None:
-    plain = {"optimizer": "sgd", "lr": 0.5, "local_epochs": 2}
-    results = []
-    for off in (True, False):
-        own = {**change, "simulation": {**change.get("simulation", {}), "reuse_prefix": False}} if off else {}
-        given = config(bert, rounds=1, train=plain, **{**own, "adapter": change.get("adapter", {})})
-        results.append(
-            rondo.run(given, train=tagged(24), test=tagged(9, seed=1), run_dir=tmp_path / str(off), device="cpu")
-        )
-    one, other = (weights(r.run_dir) for r in results)
-    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-4)
-    assert results[0].metrics["global"] == pytest.approx(results[1].metrics["global"], rel=1e-3)
-
-
-def test_predictions_are_written_as_csv(finished: RunResult, tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    from rondo.cli.app import app
-
-    write_rows(tmp_path / "rows.jsonl", tagged(3, seed=5))
-    to = tmp_path / "out.csv"
-    command = ["predict", str(finished.run_dir), "--data", str(tmp_path / "rows.jsonl"), "--to", str(to)]
-    result = CliRunner().invoke(app, [*command, "--device", "cpu"])
-    assert result.exit_code == 0, result.output
-    with to.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert list(json.loads(rows[0]["spans"])[0]) == ["start", "end", "label", "text", "score"]

@@ -24,11 +24,11 @@ from rondo.cli.app import app
 from rondo.config import ConfigError
 from rondo.runs import launch
 from small_runs import reviews, save_tiny_bert, save_tiny_gpt2, settings, stopped, write_rows
+from watched import noted
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
 TRAIN, TEST = reviews(36), reviews(12, seed=1)
-NO_SOURCE: dict[str, Any] = {"data": {"source": None}}
 
 
 @pytest.fixture(scope="module")
@@ -145,16 +145,12 @@ def test_model_object_gives_the_run_of_its_folder_and_is_not_changed(
     assert adapter["base_model_name_or_path"] is None  # its folder's path is this machine's
 
 
-def test_frozen_weights_are_shared_with_the_object(
-    folder: Path, tmp_path: Path, model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_frozen_weights_are_shared_with_the_object(folder: Path, tmp_path: Path, model: Any, tokenizer: Any) -> None:
     """A second copy of a large model might not fit."""
-    kept: list[nn.Module] = []
-    begin = launch.begin
-    monkeypatch.setattr(launch, "begin", lambda d, a, n: (kept.append(a.model.network.module), begin(d, a, n)))  # type: ignore[func-returns-value]
     config = settings(folder / "bert", train={"precision": "exact"})
-    rondo.run(config, run_dir=tmp_path / "run", device="cpu", train=TRAIN, model=model, tokenizer=tokenizer)
-    ours = dict(kept[0].named_parameters())
+    with noted(launch, "begin") as calls:
+        rondo.run(config, run_dir=tmp_path / "run", device="cpu", train=TRAIN, model=model, tokenizer=tokenizer)
+    ours = dict(calls[0].arguments[1].model.network.module.named_parameters())
     assert {n for n, p in model.named_parameters() if n not in ours} == {"classifier.weight", "classifier.bias"}
     assert [n for n, p in model.named_parameters() if n in ours and ours[n].data_ptr() != p.data_ptr()] == []
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from outcomes import told
 from rondo import algorithms
 from rondo.algorithm import HeadPolicy
 from rondo.algorithms.wrappers.local import Local, SharedHead
@@ -73,12 +74,9 @@ def test_shared_head_and_local_statistics_go_together() -> None:
     ],
 )
 def test_half_of_a_division_is_refused(name: str, tensors: list[str], model: dict[str, Any], words: list[str]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        wrap(name, *tensors, **model)
-    (problem,) = caught.value.problems
-    assert problem.path == "algorithm.name"
-    for word in words:
-        assert word in problem.message
+    ((path, message),) = told(lambda: wrap(name, *tensors, **model))
+    assert path == "algorithm.name"
+    assert [word for word in words if word not in message] == []
 
 
 def test_method_that_sends_the_head_alone_refuses_a_local_one() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ from rondo.records.durable import Damaged, Journal, Position
 from rondo.runs.storage import checkpoint
 from rondo.runs.storage.checkpoint import Checkpoint, Kept
 from tiny_federation import HEADS_OF_KINDS, make
+from watched import failing, planted
 
 START = Position(0, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855")
 """The position of an empty journal."""
@@ -167,17 +168,15 @@ def listing(folder: Path) -> list[str]:
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*"))
 
 
-def test_cleaning_ends_an_interrupted_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cleaning_ends_an_interrupted_save(tmp_path: Path) -> None:
     """A process that stops while it removes the oldest generation leaves it, and files of clients that are too old."""
     folders = whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     kept = [commit(folder, 3, CHANGES) for folder in folders]
     for one in kept:
         one.update({client: values(4.0) for client in CHANGES[4]})
     checkpoint.save(whole, point(4, kept[0], {"done": 4}))
-    with monkeypatch.context() as patch:
-        patch.setattr("rondo.runs.storage.checkpoint.shutil.rmtree", Mock(side_effect=KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            checkpoint.save(stopped, point(4, kept[1], {"done": 4}))
+    with failing(shutil, "rmtree", KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
+        checkpoint.save(stopped, point(4, kept[1], {"done": 4}))
     assert len(listing(stopped)) > len(listing(whole))
     restored, _ = checkpoint.load(stopped, {}, Journal(tmp_path / "none"))
     checkpoint.clean(stopped, restored)
@@ -204,7 +203,6 @@ def last(kept: Mapping[str, Params]) -> dict[str, float]:
     return {name: float(params["a"][0, 0]) for name, params in kept.items()}
 
 
-NOW = {"ann": 4.0, "bob": 1.0, "cid": 3.0, "dee": 4.0}
 BEFORE = {"ann": 3.0, "bob": 1.0, "cid": 3.0}
 
 
@@ -285,9 +283,8 @@ def test_missing_or_damaged_generations_raise(tmp_path: Path) -> None:
         checkpoint.load(tmp_path, {})
 
 
-def test_later_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "FORMAT", 3)
+def test_later_format_is_refused(tmp_path: Path) -> None:
+    with planted(checkpoint, "FORMAT", 3):
         checkpoint.save(tmp_path, point(0, Kept(tmp_path)))
     with pytest.raises(Damaged, match="has format 3, this version of Rondo knows 2"):
         checkpoint.load(tmp_path, {})

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import rondo
-from kinds_of_runs import KINDS, configured, make_sources, outcome
+from kinds_of_runs import KINDS, configured, outcome
 from pretend_workers import PretendWorkers
 from rondo.config import ConfigError, load
 from rondo.records.directory import RunDirectory
@@ -21,11 +21,6 @@ from rondo.runs.loop import Onlooker, Runner
 from rondo.runs.watching.progress import Quiet
 from rondo.runs.workers.places import Hand, Order, check, facts
 from small_runs import stopped
-
-
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_sources(tmp_path_factory.mktemp("hand"))
 
 
 class Elsewhere:
