@@ -25,7 +25,7 @@ from rondo.federation.site import desk as desks
 from rondo.federation.site.contract.document import Contract
 from rondo.federation.site.desk import Desk
 from rondo.runs.assembling.assembly import Assembly
-from small_runs import save_tiny_bert, write_rows
+from small_runs import write_rows
 
 
 @pytest.fixture(autouse=True)
@@ -42,11 +42,6 @@ def beat(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 @pytest.fixture
 def refusals_at_once(beat: Callable[[float], None]) -> None:
     beat(0.01)
-
-
-@pytest.fixture(scope="session")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_bert(tmp_path_factory.mktemp("model") / "bert")
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from parties import OPEN, ROWS
+from parties import OPEN
 
 from rondo.data.files.room import Room
 from rondo.data.sources import read_rows
@@ -112,6 +112,3 @@ class DeskLine:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(server_run, "link", link)
             yield
-
-
-ROWS_OF_SITES = {client: ROWS[client] for clients in SITES.values() for client in clients}

@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("flwr")
-
 from desk_line import DeskLine
 from parties import configuration
 from test_masked_kills import listening, served

@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("flwr")
-
 from desks import Make, asked, contract, with_
 from hypothesis import given
 from hypothesis import strategies as st

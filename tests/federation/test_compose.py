@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("flwr")
 pytest.importorskip("yaml")
 
 import tomli_w

@@ -7,16 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from small_runs import Watch
-
-pytest.importorskip("flwr")
-
 from parties import LABELS, Parties, configuration
 from simulations import assert_equal, simulated
 
 import rondo
 from rondo.federation.site.contract.terms import kind_of
+from small_runs import Watch
 
 
 def run_of(folder: Path, compression: Mapping[str, Any], name: str = "rolora", **changes: Any) -> dict[str, Any]:

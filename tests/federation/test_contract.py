@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("flwr")
-
 from desks import Make, asked, contract, with_
 
 from rondo.algorithm import Client, Upload

@@ -11,11 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from small_runs import Watch
-
-pytest.importorskip("flwr")
-
 import safetensors
 import safetensors.torch
 from liars import lying
@@ -26,7 +21,7 @@ from rondo.engine.wire.envelope import decode_upload
 from rondo.engine.wire.letters import Reply, Request
 from rondo.engine.wire.strict import PROTOCOL
 from rondo.federation.plan import Consent
-from small_runs import reviews, write_rows
+from small_runs import Watch, reviews, write_rows
 
 config = partial(configuration, task=LABELS, clients={"min_clients": 1})
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("flwr")
-
 import exposure
+import pytest
 
 from rondo.config.reference import keys
 from rondo.federation import letter

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("flwr")
-
 DEMO = Path(__file__).parents[2] / "examples" / "federate_demo.py"
 
 

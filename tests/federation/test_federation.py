@@ -7,19 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from outcomes import adapter
-from small_runs import Watch, dying
-
-pytest.importorskip("flwr")
-
 import numpy as np
+import pytest
 import torch
 from parties import SITES, Parties, configuration, until
 from simulations import assert_equal, simulated
 from torch import Tensor
 
+from outcomes import adapter
 from rondo import algorithms
 from rondo.algorithm import Shared
 from rondo.data.demo.digits import digits
@@ -27,8 +22,9 @@ from rondo.engine.wire import parcel
 from rondo.federation.identity import keys
 from rondo.federation.site import seat
 from rondo.federation.site.disk import start_over
-from rondo.params import everything, num_bytes
-from tiny_federation import ALLOWED
+from rondo.params import num_bytes
+from small_runs import Watch, dying
+from tiny_federation import stateful
 
 config = partial(configuration, evaluation={"clients_every": 1})
 
@@ -39,20 +35,9 @@ ORDINARY = ("rolora", "fedrep", "florg")
 
 
 def of_method(folder: Path, name: str) -> dict[str, Any]:
-    """Three rounds with two of three clients, state at the server and at the clients."""
-    method = algorithms.get(name)
-    sends = method.traits.keeps != everything
-    steps = sends and method.linear and method.traits.server in ("mean", "restart")
-    return config(
-        folder,
-        rounds=3,
-        algorithm={"name": name},
-        model={"head": "local" if "local" in ALLOWED[name] else "shared"},
-        clients={"per_round": 2, "ranks": [1, 2, 2] if name == "hetlora" else None},
-        train={"local_epochs": 1, "batch_size": 4},
-        server={"optimizer": "adam" if steps else "none"},
-        evaluation={"clients_every": 1, "diagnostics_every": 2},
-    )
+    clients = {"per_round": 2, "ranks": [1, 2, 2] if name == "hetlora" else None}
+    evaluation = {"clients_every": 1, "diagnostics_every": 2}
+    return config(folder, **{**stateful(name), "clients": clients, "evaluation": evaluation})
 
 
 @pytest.mark.parametrize(

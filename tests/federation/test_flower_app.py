@@ -12,15 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from outcomes import adapter
-
-pytest.importorskip("flwr")
-
 import tomli_w
 from parties import write_sites
 from simulations import simulated
 
+from outcomes import adapter
 from rondo.config import ConfigError
 from rondo.federation import app
 from small_runs import save_tiny_bert, settings

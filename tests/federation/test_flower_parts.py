@@ -9,9 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("flwr")
-
-
 import rondo
 from rondo.federation import flower
 

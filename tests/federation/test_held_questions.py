@@ -7,9 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("flwr")
-
 from intruder import line
 
 from rondo.federation.identity.keys import SiteKeys

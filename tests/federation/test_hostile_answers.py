@@ -7,9 +7,6 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-
-pytest.importorskip("flwr")
-
 from hypothesis import given
 from hypothesis import strategies as st
 

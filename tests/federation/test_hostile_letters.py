@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-
-pytest.importorskip("flwr")
-
 from flwr.proto import message_pb2
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from intruder import Intruder, Line, line

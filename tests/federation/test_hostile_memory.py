@@ -9,9 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("flwr")
-
 from intruder import Line, line
 
 from rondo.federation.identity.keys import SiteKeys

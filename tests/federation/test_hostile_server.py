@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("flwr")
-
 import torch
 from desks import Make, asked, with_
 from hypothesis import given

@@ -14,11 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-from small_runs import Watch
-
-pytest.importorskip("flwr")
-
 from liars import lying
 from parties import LABELS, ROWS, SITES, Parties, configuration, until, write_sites
 
@@ -29,7 +24,7 @@ from rondo.federation.plan import Consent, Plan
 from rondo.federation.server import sites as sites_module
 from rondo.federation.server.sites import Sites
 from rondo.federation.site.desk import Desk
-from small_runs import save_tiny_bert, write_rows
+from small_runs import Watch, save_tiny_bert, write_rows
 
 
 @pytest.fixture(scope="module")

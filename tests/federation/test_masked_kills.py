@@ -13,16 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from outcomes import adapter
-
-pytest.importorskip("flwr")
-
 from desk_line import DeskLine, Killed
 from parties import configuration
 from simulations import simulated
 
 import rondo
+from outcomes import adapter
 from rondo.errors import RunStopped
 from rondo.federation.letter import SUMS
 from rondo.federation.server.listening import Listening

@@ -7,15 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from outcomes import adapter
-
-pytest.importorskip("flwr")
-
 from desk_line import DeskLine
 from simulations import simulated
 from test_masked_kills import run_of, served, without_bob
 
+from outcomes import adapter
 from rondo.engine.wire import masked
 from rondo.engine.wire.letters import Reply
 

@@ -6,9 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("flwr")
-
 import torch
 from desk_line import DeskLine, desk_of
 from parties import OPEN

@@ -8,15 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from outcomes import adapter
-
-pytest.importorskip("flwr")
-
 from deaths import Death, Programs, opened
 from desk_line import SITES
 from test_masked_kills import Expected, run_of
 
+from outcomes import adapter
 from rondo.federation.letter import SUMS
 
 pytestmark = pytest.mark.slow
@@ -46,12 +42,16 @@ def rounds(work: Path) -> list[dict[str, Any]]:
     return records
 
 
-@pytest.mark.parametrize(("kind", "moment"), SITE_DEATHS)
-def test_site_is_killed_and_comes_back(place: Path, tmp_path: Path, expected: Expected, kind: str, moment: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind", "moment"), [*(("south", *at) for at in SITE_DEATHS), *(("server", *at) for at in SERVER_DEATHS)]
+)
+def test_program_is_killed_and_comes_back(
+    place: Path, tmp_path: Path, expected: Expected, name: str, kind: str, moment: str
+) -> None:
     with Programs(place, tmp_path) as programs:
-        programs.begin(run_of(place, rounds=ROUNDS), south=Death(kind, moment))
-        programs.must_die("south")
-        programs.again("south")
+        programs.begin(run_of(place, rounds=ROUNDS), **{name: Death(kind, moment)})
+        programs.must_die(name)
+        programs.again(name)
         programs.end()
     assert [(r["skipped"], r["clients"]) for r in rounds(tmp_path)] == [(None, 3)] * ROUNDS
     assert adapter(tmp_path / "run") == expected.without_bob_in()
@@ -70,14 +70,3 @@ def test_site_is_killed_and_stays_away(place: Path, tmp_path: Path, expected: Ex
     there = [(None, 2 if attempt in missing else 3) for attempt in range(ROUNDS)]
     assert [(r["skipped"], r["clients"]) for r in rounds(tmp_path)] == there
     assert adapter(tmp_path / "run") == expected.without_bob_in(*missing)
-
-
-@pytest.mark.parametrize(("kind", "moment"), SERVER_DEATHS)
-def test_server_is_killed_and_resumed(place: Path, tmp_path: Path, expected: Expected, kind: str, moment: str) -> None:
-    with Programs(place, tmp_path) as programs:
-        programs.begin(run_of(place, rounds=ROUNDS), server=Death(kind, moment))
-        programs.must_die("server")
-        programs.again("server")
-        programs.end()
-    assert [(r["skipped"], r["clients"]) for r in rounds(tmp_path)] == [(None, 3)] * ROUNDS
-    assert adapter(tmp_path / "run") == expected.without_bob_in()

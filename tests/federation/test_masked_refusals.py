@@ -12,9 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-pytest.importorskip("flwr")
-
 from desk_line import SITES, DeskLine, Killed, desk_of
 from parties import OPEN
 from test_masked_kills import served
@@ -33,6 +30,7 @@ from rondo.federation.site.sum_state import SumState
 from rondo.federation.site.sums import Sums
 from rondo.privacy.masking import masks
 from rondo.privacy.masking.session import Named, Ready, Sent, Unmask
+from watched import failing
 
 SECRET = b"\1" * 32
 """The private key of every other site's letters."""
@@ -281,7 +279,7 @@ def test_next_set_of_a_round_needs_new_keys_and_no_smaller_threshold(server: Ser
 
 
 @pytest.mark.parametrize("kind", SUMS)
-def test_nothing_leaves_that_is_not_on_the_disk(server: Server, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_nothing_leaves_that_is_not_on_the_disk(server: Server, kind: str) -> None:
     own = server.ready()
     members = server.named(own)
     letter = server.sealed(members)
@@ -292,14 +290,9 @@ def test_nothing_leaves_that_is_not_on_the_disk(server: Server, monkeypatch: pyt
         "masked": lambda: server.masked(members),
         "unmask": lambda: server.unmask(letter),
     }
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(SumState, "save", full)
-        with pytest.raises(OSError, match="No space left"):
-            asks[kind]()
+    full = OSError(28, "No space left on device")
+    with failing(SumState, "save", full), pytest.raises(OSError, match="No space left"):
+        asks[kind]()
     asks[kind]()
 
 

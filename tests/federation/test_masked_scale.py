@@ -9,17 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from outcomes import weights
-
-pytest.importorskip("flwr")
-
 import torch
 from desk_line import SITES, DeskLine
 from parties import write_sites
 from simulations import simulated
 from test_masked_kills import listening, run_of
 
+from outcomes import weights
 from rondo.federation.server.run import serve
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,6 @@ import pytest
 
 from small_runs import Watch
 
-pytest.importorskip("flwr")
 pytest.importorskip("prometheus_client")
 
 from parties import OPEN, SITES, Parties

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("flwr")
 pytest.importorskip("dp_accounting")
 
 from deaths import ATTEMPT, Death, Programs, left

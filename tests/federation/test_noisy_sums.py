@@ -15,8 +15,8 @@ import numpy
 import pytest
 
 from outcomes import adapter
+from watched import failing, planted
 
-pytest.importorskip("flwr")
 pytest.importorskip("dp_accounting")
 
 from desk_line import SITES, DeskLine, Killed, desk_of
@@ -265,10 +265,8 @@ def noise_of_another_set_is_other_noise(server: Server, found: list[numpy.ndarra
 def noise_is_not_known_beforehand(server: Server, found: list[numpy.ndarray]) -> None:
     """Of the same set, asked of the same site after a crash before it has written its vector down."""
     members = named(server, 0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SumState, "save", lambda *_: (_ for _ in ()).throw(Killed))
-        with pytest.raises(Killed):
-            server.masked(members)
+    with failing(SumState, "save", Killed()), pytest.raises(Killed):
+        server.masked(members)
     server.again().masked(members)
     assert len(found) == 2
     assert abs(numpy.corrcoef(found[0], found[1])[0, 1]) < 0.2
@@ -355,15 +353,10 @@ BUGS: dict[str, tuple[tuple[Any, str, Any], Law]] = {
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_planted_bug_at_a_site_breaks_a_law(bug: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    planted, law = BUGS[bug]
+    fault, law = BUGS[bug]
     found = vectors(server, monkeypatch)
-    monkeypatch.setattr(*planted)
-    broken = False
-    try:
+    with planted(*fault), pytest.raises((AssertionError, Refused)):
         law(server, found)
-    except (AssertionError, Refused):
-        broken = True
-    assert broken
 
 
 # --- the contract -------------------------------------------------------------------------------------------------
@@ -397,10 +390,9 @@ def test_no_vector_without_honest_noise(server: Server) -> None:
     assert spent(server) == 0
 
 
-def test_change_that_no_bound_holds_does_not_leave(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_change_that_no_bound_holds_does_not_leave(server: Server) -> None:
     own = server.ready()
-    monkeypatch.setattr(integers, "clipped", lambda change, bound: change * math.nan)
-    with refused("unbounded: "):
+    with planted(integers, "clipped", lambda change, bound: change * math.nan), refused("unbounded: "):
         server.masked(server.named(own))
 
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-import pytest
-
-from small_runs import Watch
-
-pytest.importorskip("flwr")
-
 from parties import Parties, until
 from simulations import assert_equal, simulated
 from test_federation import config
+
+from small_runs import Watch
 
 
 def come_back(parties: Parties) -> None:

@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("flwr")
-
 from parties import OPEN, Parties, configuration, write_sites
 
 import rondo

@@ -10,14 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from outcomes import adapter, weights
-
-pytest.importorskip("flwr")
-
 from parties import OPEN, Parties, configuration, write_sites
 from simulations import simulated
 
+from outcomes import adapter, weights
 from rondo.config import load
 from rondo.federation.site.contract.terms import of_code
 from small_runs import save_tiny_bert

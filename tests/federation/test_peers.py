@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("cryptography")
-
 from typer.testing import CliRunner
 
 from rondo.cli.app import app

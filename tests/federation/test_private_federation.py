@@ -17,7 +17,6 @@ import pytest
 
 from outcomes import adapter
 
-pytest.importorskip("flwr")
 pytest.importorskip("dp_accounting")
 
 from desk_line import DeskLine, Killed

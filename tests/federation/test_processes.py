@@ -16,15 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from outcomes import adapter
-
-pytest.importorskip("flwr")
-
 import tomli_w
 from parties import SITES, write_sites
 from simulations import simulated
 
+from outcomes import adapter
 from small_runs import save_tiny_bert, settings
 
 pytestmark = pytest.mark.slow
@@ -183,11 +179,6 @@ def processes(folder: Path, tmp_path: Path) -> Any:
     yield started
     for process in started.running.values():
         process.kill()
-
-
-def test_undisturbed(processes: Processes) -> None:
-    processes.begin()
-    processes.end_equal()
 
 
 def test_sites_are_there_before_their_server(processes: Processes) -> None:

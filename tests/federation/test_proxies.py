@@ -13,9 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("flwr")
-
 from intruder import Line, line
 from typer.testing import CliRunner
 

@@ -10,9 +10,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("flwr")
-
 from hostile_server import Honest, http, serving
 from parties import Parties, write_sites
 

@@ -12,13 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-pytest.importorskip("cryptography")
-
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rondo.errors import ConfigError
 from rondo.federation.identity.roster import Enrolled, Roster, alike, name_fault

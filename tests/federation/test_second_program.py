@@ -8,9 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("flwr")
-
 from flwr.proto.fleet_pb2 import DeactivateNodeRequest, PullMessagesRequest
 from intruder import Line, line
 

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("cryptography")
-
 from rondo.errors import ConfigError
 from rondo.federation.identity import certificates, enrolment, files, keys, roster, site_keys
 from rondo.federation.identity.keys import SiteKeys

@@ -13,9 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("flwr")
-
 from desks import contract
 from flwr.proto.message_pb2 import PushObjectRequest
 from parties import OPEN, ROWS, Parties, configuration, write_sites

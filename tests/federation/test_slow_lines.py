@@ -10,16 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
-
-from outcomes import adapter
-
-pytest.importorskip("flwr")
-
 import tomli_w
 from emulated_line import Hosts, Line, allowed
 from parties import SITES, write_sites
 from simulations import simulated
 
+from outcomes import adapter
 from rondo.federation.identity import keys
 from small_runs import save_tiny_bert, settings
 

@@ -11,11 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from small_runs import Watch
-
-pytest.importorskip("flwr")
-
 from liars import lying
 from parties import LABELS, OPEN, SITES, Parties, configuration
 
@@ -24,6 +19,7 @@ from rondo.federation import environment
 from rondo.federation.plan import Consent
 from rondo.federation.server.status import status, status_lines
 from rondo.records.durable import Journal
+from small_runs import Watch
 
 config = partial(configuration, task=LABELS)
 

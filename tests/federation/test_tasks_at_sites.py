@@ -12,11 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-from outcomes import adapter
-
-pytest.importorskip("flwr")
-
 from parties import Parties, write_sites
 from simulations import simulated
 
@@ -24,6 +19,7 @@ import rondo
 from choice_rows import questions, save_tiny_llama
 from embedding_rows import TASK as EMBEDDED
 from embedding_rows import rated as likened
+from outcomes import adapter
 from preferred_rows import preferred
 from rondo.config import load
 from rondo.config.task_kinds import PAIR_KINDS

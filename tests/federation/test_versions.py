@@ -7,9 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("flwr")
-
 from desks import Make, asked, with_
 
 from rondo import __version__

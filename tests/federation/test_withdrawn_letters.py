@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("flwr")
-
 from intruder import line
 
 from rondo.federation.identity.keys import SiteKeys
