@@ -25,6 +25,11 @@ def adapter(run_dir: Path) -> dict[str, bytes]:
     return files
 
 
+def tree(folder: Path) -> dict[str, bytes]:
+    """The files below ``folder`` by their paths in it, which are sorted."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
 def verified(run_dir: str | Path, to: str | Path, **options: Any) -> rondo.Exported:
     """An export that stock libraries load, with the logits of the run."""
     exported = rondo.export(run_dir, to, verify=True, **options)

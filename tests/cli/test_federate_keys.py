@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from outcomes import tree
+
 pytest.importorskip("cryptography")
 
 from rondo.federation.identity import certificates
@@ -22,10 +24,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made") / "keys"
     make(HOSTS, ["st-anna", "north"], folder, days=825, clients={"north": ["a", "b"]})
     return folder
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    return {str(p): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 MAKE = ("make", "--server", "fed.example.org")

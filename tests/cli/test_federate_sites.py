@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from outcomes import tree
+
 pytest.importorskip("cryptography")
 
 from rondo.federation.identity import certificates
@@ -21,10 +23,6 @@ from rondo.federation.identity.keys import SiteKeys, make
 from rondo.federation.identity.roster import Roster
 
 Invoke = Callable[..., tuple[int, str]]
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    return {str(p): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 def in_days(days: int) -> str:

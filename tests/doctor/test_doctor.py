@@ -65,7 +65,7 @@ def test_page_has_no_path_and_no_name(invoke: Invoke, monkeypatch: pytest.Monkey
     faults = [line.split(maxsplit=2)[1:] for line in output.splitlines() if line.startswith("fault")]
     assert faults == [["accelerator", "could not be looked at (FileNotFoundError)"]]
     assert "the hub that HF_ENDPOINT names does not answer (" in output
-    assert re.search(r"1 faults, [34] notes", output)  # the fourth is of a machine with little memory
+    assert re.search(r"1 fault, [34] notes", output)  # the fourth is of a machine with little memory
     for word in ("secret", str(Path.cwd()), str(tmp_path), os.uname().nodename, sys.prefix):
         assert word not in output
 

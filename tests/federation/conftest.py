@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ pytest.importorskip("flwr")
 
 from desk_line import SITES
 from desks import Make
+from intruder import Line, line
 from parties import OPEN, ROWS, Parties, configuration, write_sites
 
 from rondo.data.files.room import Room
@@ -42,6 +43,13 @@ def beat(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 @pytest.fixture
 def refusals_at_once(beat: Callable[[float], None]) -> None:
     beat(0.01)
+
+
+@pytest.fixture(scope="module")
+def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
+    """A SuperLink that serves two sites."""
+    with line(tmp_path_factory.mktemp("line") / "keys") as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from outcomes import tree
 from rondo.errors import ConfigError
 from rondo.federation.identity import certificates, enrolment, keys, site_keys
 from rondo.federation.identity.keys import ServerKeys, SiteKeys
@@ -221,10 +222,6 @@ def test_fingerprint_of_an_authority_is_that_of_openssl(root: Issuer, tmp_path: 
 def made(tmp_path: Path) -> Path:
     keys.make([HOST, "127.0.0.1"], ["st-anna"], tmp_path / "keys", days=10, clients={})
     return tmp_path / "keys"
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 def test_certificate_is_renewed_for_its_key_and_hosts(made: Path) -> None:

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from flwr.proto import message_pb2
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from intruder import Intruder, Line, line
+from intruder import Intruder, Line
 
 from rondo.federation.letter import PART
 from rondo.federation.server.line.fleet import GONE
 
 ROOM = 1000
 """Bytes of the largest reply in these tests."""
-
-
-@pytest.fixture(scope="module")
-def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
-    with line(tmp_path_factory.mktemp("line") / "keys") as made:
-        yield made
 
 
 @pytest.fixture

@@ -5,11 +5,10 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from intruder import Line, line
+from intruder import Line
 
 from rondo.federation.identity.keys import SiteKeys
 from rondo.federation.letter import PART
@@ -17,12 +16,6 @@ from rondo.federation.site.line.supernode import SuperNode
 
 LETTER = bytes(range(256)) * 4096
 """A megabyte."""
-
-
-@pytest.fixture(scope="module")
-def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
-    with line(tmp_path_factory.mktemp("line") / "keys") as made:
-        yield made
 
 
 def resident() -> int:

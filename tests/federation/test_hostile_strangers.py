@@ -17,7 +17,7 @@ import httpx
 import pytest
 from flwr.proto import fab_pb2, fleet_pb2, message_pb2, run_pb2
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
-from intruder import PROTOBUF, Intruder, Line, line
+from intruder import PROTOBUF, Intruder, Line
 
 from rondo.federation.identity.roster import Roster
 from rondo.federation.server.line import fleet
@@ -28,18 +28,12 @@ USED = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
-    with line(tmp_path_factory.mktemp("line") / "keys") as made:
-        yield made
-
-
 @pytest.fixture
-def link(shared: Line) -> Iterator[Line]:
+def link(link: Line) -> Iterator[Line]:
     """With the roster as it was made."""
-    roster = shared.roster[0]
-    yield shared
-    shared.roster[0] = roster
+    roster = link.roster[0]
+    yield link
+    link.roster[0] = roster
 
 
 def still_serves(link: Line) -> bool:

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outcomes import tree
 from rondo.errors import ConfigError
 from rondo.federation.identity import certificates, keys
 from rondo.federation.identity.enrolment import revoke
@@ -41,10 +42,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(made: Path, tmp_path: Path) -> Path:
     """A copy, to spoil."""
     return Path(shutil.copytree(made, tmp_path / "keys"))
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 # --- what is made --------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from intruder import Line, line
+from intruder import Line
 from typer.testing import CliRunner
 
 from rondo.cli.app import app
@@ -85,12 +85,6 @@ def running(proxy: Proxy) -> Iterator[Proxy]:
 @pytest.fixture
 def proxy() -> Iterator[Proxy]:
     with running(Proxy()) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
-    with line(tmp_path_factory.mktemp("line") / "keys") as made:
         yield made
 
 

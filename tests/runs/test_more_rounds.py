@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import rondo
 from methods import every_method
+from outcomes import tree
 from rondo.cli import app
 from rondo.errors import ConfigError
 from rondo.records.directory import RunDirectory
@@ -107,11 +108,11 @@ def test_rounds_that_would_have_been_others_are_refused(
     if "schedule" in changes["train"] or "alternate_for" in changes.get("algorithm", {}):
         changes["train"]["lr"] = 1e-3
     rondo.run(configured(name, 4, **changes), run_dir=tmp_path / "run", device="cpu")
-    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    before = tree(tmp_path / "run")
     with pytest.raises(ConfigError, match=reason) as refused:
         rondo.resume(tmp_path / "run", rounds=6)
     assert refused.value.problems[0].path == path
-    assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
+    assert tree(tmp_path / "run") == before
 
 
 def test_result_of_more_rounds_is_opened_again(configured: Callable[..., dict[str, Any]], tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import pytest
 from rich.console import Console
 
 import rondo
+from outcomes import tree
 from rondo.config import ConfigError, load
 from rondo.errors import RunStopped
 from rondo.records import durable
@@ -445,7 +446,7 @@ def test_comparison_on_a_full_disk_is_told(
     name: str, copy: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is there stays, and the comparison can be started again."""
-    before = {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()}
+    before = tree(copy)
     write = durable._write
 
     def full(path: Path, content: bytes, start: int) -> None:
@@ -456,7 +457,7 @@ def test_comparison_on_a_full_disk_is_told(
     monkeypatch.setattr(durable, "_write", full)
     with pytest.raises(RunStopped, match=rf"{name}\S* cannot be written: No space left on device"):
         rondo.compare(NAMES, tiny, seeds=SEEDS, out=copy, device="cpu")
-    assert {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()} == before
+    assert tree(copy) == before
 
 
 @pytest.mark.slow
