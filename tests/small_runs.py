@@ -177,6 +177,12 @@ def write_rows(path: Path, rows: Rows) -> Path:
     return path
 
 
+def files(folder: Path, train: Rows, test: Rows, ending: str = "csv", test_ending: str = "") -> dict[str, Any]:
+    """The section ``data`` of a training file and a test file, which are written."""
+    source = write_rows(folder / f"train.{ending}", train)
+    return {"source": str(source), "test_source": str(write_rows(folder / f"test.{test_ending or ending}", test))}
+
+
 def copy_of(path: str | Path) -> str:
     """A file with the same rows: as a test set, the file itself is refused."""
     path = Path(path)

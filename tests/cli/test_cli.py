@@ -27,7 +27,7 @@ from rondo.algorithms.table import TABLE
 from rondo.config import load, reference
 from rondo.engine.scoring import Scorer
 from rondo.records.directory import to_toml
-from small_runs import copy_of, reviews, save_tiny_bert, settings, write_rows
+from small_runs import copy_of, files, reviews, save_tiny_bert, settings, write_rows
 
 Invoke = Callable[..., tuple[int, str]]
 
@@ -36,10 +36,7 @@ Invoke = Callable[..., tuple[int, str]]
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A configuration that runs in a second."""
     folder = tmp_path_factory.mktemp("tiny")
-    source = {
-        "source": str(write_rows(folder / "train.csv", reviews(24))),
-        "test_source": str(write_rows(folder / "test.csv", reviews(6, seed=1))),
-    }
+    source = files(folder, reviews(24), reviews(6, seed=1))
     return settings(save_tiny_bert(folder / "bert"), data=source, rounds=1)
 
 

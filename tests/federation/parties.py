@@ -90,6 +90,13 @@ def configuration(folder: Path, **changes: Any) -> dict[str, Any]:
     return settings(folder / "bert", **{**sections, **changes})
 
 
+def write_configuration(folder: Path, **changes: Any) -> dict[str, Any]:
+    """The run of :func:`configuration`, which is written into ``config.toml`` without empty sections."""
+    config = {name: section for name, section in configuration(folder, **changes).items() if section != {}}
+    (folder / "config.toml").write_text(tomli_w.dumps(config))
+    return config
+
+
 _one_at_a_time = threading.Lock()
 
 

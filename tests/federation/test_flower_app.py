@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli_w
-from parties import write_sites
+from parties import write_configuration, write_sites
 from simulations import simulated
 
 from outcomes import adapter
 from rondo.config import ConfigError
 from rondo.federation import app
-from small_runs import save_tiny_bert, settings
+from small_runs import save_tiny_bert
 
 
 @pytest.fixture(scope="module")
@@ -27,15 +26,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("flower")
     save_tiny_bert(folder / "bert")
     write_sites(folder)
-    content: dict[str, Any] = settings(
-        folder / "bert",
-        algorithm={"name": "fedsa-lora"},
-        model={"head": "local"},
-        data={"test_source": str(folder / "data" / "test.csv")},
-        partition={"kind": None, "clients": None},
-        simulation={"cohort": 1},
-    )
-    (folder / "config.toml").write_text(tomli_w.dumps({k: v for k, v in content.items() if v != {}}))
+    write_configuration(folder, algorithm={"name": "fedsa-lora"}, model={"head": "local"})
     return folder / "config.toml"
 
 

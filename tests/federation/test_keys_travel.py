@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from parties import OPEN, ROWS, SITES, TEST
+from parties import OPEN, ROWS, SITES, TEST, write_configuration
 from test_certificates import issued, write
 from test_processes import Processes
 
-from small_runs import save_tiny_bert, settings, write_rows
+from small_runs import save_tiny_bert, write_rows
 
 pytestmark = pytest.mark.slow
 
@@ -30,15 +30,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for client in clients:
             write_rows(path / "data" / site / f"{client}.csv", ROWS[client])
     write_rows(path / "data" / "test.csv", TEST)
-    config = settings(
-        path / "bert",
-        rounds=3,
-        data={"test_source": str(path / "data" / "test.csv")},
-        partition={"kind": None, "clients": None},
-        train={"local_epochs": 2},
-        simulation={"cohort": 1},
-    )
-    (path / "config.toml").write_text(tomli_w.dumps({name: part for name, part in config.items() if part != {}}))
+    write_configuration(path, rounds=3, train={"local_epochs": 2})
     return path
 
 

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli_w
-from parties import SITES, write_sites
+from parties import SITES, write_configuration, write_sites
 from simulations import simulated
 
 from outcomes import adapter
-from small_runs import save_tiny_bert, settings
+from small_runs import save_tiny_bert
 
 pytestmark = pytest.mark.slow
 
@@ -157,19 +156,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("processes")
     save_tiny_bert(path / "bert")
     write_sites(path)
-    config = settings(
-        path / "bert",
-        rounds=ROUNDS,
-        algorithm={"name": "fedsa-lora"},
-        model={"head": "local"},
-        data={"test_source": str(path / "data" / "test.csv")},
-        partition={"kind": None, "clients": None},
-        train={"local_epochs": 12},
-        simulation={"cohort": 1},
-    )
-    config = {name: section for name, section in config.items() if section != {}}
-    (path / "config.toml").write_text(tomli_w.dumps(config))
-    simulated(path, config, path / "simulation")
+    sections = {"algorithm": {"name": "fedsa-lora"}, "model": {"head": "local"}, "train": {"local_epochs": 12}}
+    simulated(path, write_configuration(path, rounds=ROUNDS, **sections), path / "simulation")
     return path
 
 

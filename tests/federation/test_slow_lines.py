@@ -10,14 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
-import tomli_w
 from emulated_line import Hosts, Line, allowed
-from parties import SITES, write_sites
+from parties import SITES, write_configuration, write_sites
 from simulations import simulated
 
 from outcomes import adapter
 from rondo.federation.identity import keys
-from small_runs import save_tiny_bert, settings
+from small_runs import save_tiny_bert
 
 pytestmark = [
     pytest.mark.slow,
@@ -74,16 +73,7 @@ def test_packets_wait_and_get_lost() -> None:
 def test_federation_of_three_hosts_equals_the_simulation(tmp_path: Path) -> None:
     save_tiny_bert(tmp_path / "bert")
     write_sites(tmp_path)
-    config = settings(
-        tmp_path / "bert",
-        rounds=3,
-        data={"test_source": str(tmp_path / "data" / "test.csv")},
-        partition={"kind": None, "clients": None},
-        simulation={"cohort": 1},
-    )
-    config = {name: section for name, section in config.items() if section != {}}
-    (tmp_path / "config.toml").write_text(tomli_w.dumps(config))
-    simulated(tmp_path, config, tmp_path / "simulation")
+    simulated(tmp_path, write_configuration(tmp_path, rounds=3), tmp_path / "simulation")
     command = [sys.executable, "-c", "from rondo.cli import main; main()", "federate"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with Hosts(("server", *SITES), SLOW) as hosts:

@@ -16,7 +16,7 @@ from choice_rows import questions, save_tiny_llama
 from outcomes import problems
 from rondo.cli.app import app
 from rondo.results.evaluate import evaluate_by_harness
-from small_runs import settings, write_rows
+from small_runs import files, settings
 
 TEST = questions(17, seed=1)
 TASK = """
@@ -64,10 +64,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = save_tiny_llama(folder / "llama")
     config = settings(
         model,
-        data={
-            "source": str(write_rows(folder / "train.jsonl", questions(30))),
-            "test_source": str(write_rows(folder / "test.jsonl", TEST)),
-        },
+        data=files(folder, questions(30), TEST, "jsonl"),
         task={"kind": "multiple-choice", "text": None, "label": None, "prompt": "question", "choices": "choices"}
         | {"answer": "answer", "max_length": 80},
         algorithm={"name": "fedsa-lora"},

@@ -14,10 +14,11 @@ import torch
 import transformers
 
 import rondo
-from outcomes import problems
+from outcomes import problems, verified
 from rondo.runs.watching.result import RunResult
 from small_runs import (
     POSITIONS,
+    files,
     reviews,
     save_tiny_bert,
     save_tiny_gpt2,
@@ -31,10 +32,7 @@ TRAIN = {"lr": 0.05, "local_epochs": 6}
 
 
 def classifier_run(model: Path, folder: Path, **changes: Any) -> RunResult:
-    source = {
-        "source": str(write_rows(folder / "train.csv", reviews(48))),
-        "test_source": str(write_rows(folder / "test.csv", reviews(12, seed=1))),
-    }
+    source = files(folder, reviews(48), reviews(12, seed=1))
     return rondo.run(settings(model, data=source, train=TRAIN, **changes), run_dir=folder / "run", device="cpu")
 
 
@@ -288,9 +286,8 @@ def test_results_are_used_from_any_working_directory(
     for path in ("../run", "../run/adapter"):
         assert rondo.evaluate(path, device="cpu")["test"] == pytest.approx(result.metrics["global"])
         assert len(rondo.predict(path, "../test.csv", device="cpu")) == 6
-    assert rondo.export("../run", "out", verify=True).verification is not None
-    base = json.loads(Path("out/adapter_config.json").read_text())["base_model_name_or_path"]
-    assert base is None
+    verified("../run", "out")
+    assert json.loads(Path("out/adapter_config.json").read_text())["base_model_name_or_path"] is None
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ import rondo
 from outcomes import verified
 from rondo.cli.app import app
 from rondo.errors import ConfigError
-from small_runs import reviews, save_tiny_bert, settings, write_rows
+from small_runs import files, reviews, save_tiny_bert, settings
 
 
 def pictures(count: int, seed: int = 0) -> list[dict[str, Any]]:
@@ -224,10 +224,7 @@ def test_devices_agree(finished: Path) -> None:
 
 
 def test_head_and_factors_of_a_checkpoint_are_handed_over_whole(tmp_path: Path) -> None:
-    data = {
-        "source": str(write_rows(tmp_path / "train.csv", reviews(24))),
-        "test_source": str(write_rows(tmp_path / "test.csv", reviews(12, seed=1))),
-    }
+    data = files(tmp_path, reviews(24), reviews(12, seed=1))
     training = {"lr": 0.05, "what": "head", "precision": "exact"}
     model = save_tiny_bert(tmp_path / "bert")
     config = settings(model, data=data, train=training, adapter={"target_modules": ["query"]}, rounds=1)

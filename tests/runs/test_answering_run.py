@@ -16,7 +16,7 @@ import rondo
 from asked_rows import TASK, asked
 from outcomes import verified, weights
 from rondo.runs.watching.result import RunResult
-from small_runs import settings, write_rows
+from small_runs import files, settings, write_rows
 from tiny import saved, tokenizer
 
 
@@ -33,10 +33,7 @@ PLAIN = {"optimizer": "sgd", "lr": 0.5, "local_epochs": 2}
 def finished(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     """A finished run; do not write into its directory."""
     folder = tmp_path_factory.mktemp("finished")
-    data = {
-        "source": str(write_rows(folder / "train.parquet", asked(60))),
-        "test_source": str(write_rows(folder / "test.jsonl", asked(20, seed=1))),
-    }
+    data = files(folder, asked(60), asked(20, seed=1), "parquet", "jsonl")
     return rondo.run(config(bert, data=data), run_dir=folder / "run", device="cpu")
 
 

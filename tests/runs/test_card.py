@@ -17,7 +17,7 @@ from huggingface_hub import ModelCard
 import rondo
 from outcomes import verified
 from rondo.runs.watching.result import RunResult
-from small_runs import Rows, reviews, save_tiny_bert, save_tiny_gpt2, settings, write_rows
+from small_runs import Rows, files, reviews, save_tiny_bert, save_tiny_gpt2, settings, write_rows
 
 ADAPTER = {
     "README.md", "adapter_config.json", "adapter_model.safetensors", "rondo.json", "rondo.toml", "tokenizer.json",
@@ -44,10 +44,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     """A finished run; do not write into its directory."""
     folder = tmp_path_factory.mktemp("classifier")
     rows = [{**row, "who": f"secret {i % 3}"} for i, row in enumerate(three_classes(48))]
-    source = {
-        "source": str(write_rows(folder / "train.csv", rows)),
-        "test_source": str(write_rows(folder / "test.csv", three_classes(12, seed=1))),
-    }
+    source = files(folder, rows, three_classes(12, seed=1))
     partition = {"kind": "natural", "column": "who", "clients": None}
     config = settings(save_tiny_bert(folder / "bert"), data=source, partition=partition)
     return rondo.run(config, run_dir=folder / "run", device="cpu")

@@ -15,16 +15,13 @@ import rondo
 from choice_rows import COLOURS, COMMONSENSE, TEMPLATE, commonsense, questions, save_tiny_llama
 from outcomes import problems, verified
 from rondo.cli.app import app
-from small_runs import settings, write_rows
+from small_runs import files, settings, write_rows
 
 TEST = questions(17, seed=1)
 
 
 def config(model: Path, folder: Path, **changes: Any) -> dict[str, Any]:
-    data = {
-        "source": str(write_rows(folder / "train.jsonl", questions(30))),
-        "test_source": str(write_rows(folder / "test.jsonl", TEST)),
-    }
+    data = files(folder, questions(30), TEST, "jsonl")
     task = {"kind": "multiple-choice", "text": None, "label": None, "prompt": "question", "choices": "choices"}
     base: dict[str, Any] = {
         "data": data,
@@ -124,11 +121,8 @@ def test_scores_of_llm_adapters_rows_are_those_of_a_plain_loop(tmp_path: Path) -
     train = [row for name in COMMONSENSE for row in commonsense(name, 6)]
     test = commonsense("social_i_qa", 11, seed=1)
     keys = {"prompt": ["instruction", "input"], "choices": "instruction", "answer_text": "the correct answer is {}"}
-    data = {
-        "source": str(write_rows(tmp_path / "train.json", train)),
-        "test_source": str(write_rows(tmp_path / "test.json", test)),
-        "more_tests": {"boolq": str(write_rows(tmp_path / "boolq.json", commonsense("boolq", 7, seed=1)))},
-    }
+    more = {"boolq": str(write_rows(tmp_path / "boolq.json", commonsense("boolq", 7, seed=1)))}
+    data = {**files(tmp_path, train, test, "json"), "more_tests": more}
     task = {**keys, "max_length": 140}
     result = finished(tmp_path, task=task, data=data, train={"local_epochs": 2}, evaluation={"generate": 2})
     stock = Stock(result.run_dir / "adapter")

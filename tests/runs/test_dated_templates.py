@@ -17,7 +17,7 @@ from rondo.config.inputs import TaskConfig
 from rondo.errors import ConfigError
 from rondo.records.directory import RunDirectory
 from rondo.tasks.language import causal_lm, conversation
-from small_runs import settings, stopped, write_rows
+from small_runs import files, settings, stopped, write_rows
 
 DATED = (
     "{%- if strftime_now is defined %}{% set date = strftime_now('%d %b %Y') %}{% endif %}"
@@ -58,10 +58,7 @@ def config(folder: Path, template: str = DATED, **sections: Any) -> dict[str, An
     model = folder / "llama"
     if not model.exists():
         save_tiny_llama(model, template)
-    data = {
-        "source": str(write_rows(folder / "train.jsonl", rows(24))),
-        "test_source": str(write_rows(folder / "test.jsonl", rows(6, seed=1))),
-    }
+    data = files(folder, rows(24), rows(6, seed=1), "jsonl")
     task = {
         "kind": "causal-lm",
         "text": None,

@@ -60,11 +60,9 @@ def test_run_writes_pictures_of_its_clients(finished: Path) -> None:
 def test_export_has_the_runs_logits(
     merged: bool, finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
 ) -> None:
-    exported = rondo.export(finished, to=tmp_path / "out", merged=merged, verify=True)
+    verified(finished, tmp_path / "out", merged=merged)
     assert not [w for w in recwarn if issubclass(w.category, FutureWarning)]
     assert "100%" not in capfd.readouterr().err  # a progress bar of transformers
-    assert exported.verification is not None
-    assert exported.verification.passed
     assert "image-classification" in (tmp_path / "out" / "README.md").read_text()
 
 

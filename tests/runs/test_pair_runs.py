@@ -19,17 +19,14 @@ from rondo.config import load
 from rondo.models.loading.peft import read_tensors
 from rondo.results.evaluate import evaluate_by_harness
 from rondo.results.humaneval.score import HumanEval, evaluate_code
-from small_runs import settings, stopped, write_rows
+from small_runs import files, settings, stopped
 
 TEST = requests(9, seed=1)
 NEW = 8
 
 
 def config(model: Path, folder: Path, **changes: Any) -> dict[str, Any]:
-    data = {
-        "source": str(write_rows(folder / "train.csv", requests(40))),
-        "test_source": str(write_rows(folder / "test.csv", TEST)),
-    }
+    data = files(folder, requests(40), TEST)
     base: dict[str, Any] = {
         "data": data,
         "task": {"kind": "seq2seq-lm", "text": None, "label": None, "prompt": "request", "response": "answer"}

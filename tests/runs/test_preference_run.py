@@ -67,7 +67,7 @@ def test_a_reward_model_is_the_pipelines(llama: Path, tmp_path: Path) -> None:
     made = rondo.predict(result.run_dir, [{"chosen": row["chosen"]} for row in rows[:3]], device="cpu")
     with pytest.raises(rondo.ConfigError, match="column 'chosen': no turn"):
         rondo.predict(result.run_dir, [{"chosen": []}], device="cpu")
-    rondo.export(result.run_dir, tmp_path / "merged", merged=True, verify=True)
+    verified(result.run_dir, tmp_path / "merged", merged=True)
     pipe = transformers.pipeline("text-classification", str(tmp_path / "merged"), function_to_apply="none")
     texts = [pipe.tokenizer.apply_chat_template(row["chosen"], tokenize=False) for row in rows[:3]]
     assert [p["score"] for p in pipe(texts)] == pytest.approx([row["reward"] for row in made], rel=1e-4)

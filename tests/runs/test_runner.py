@@ -41,7 +41,7 @@ from rondo.runs.assembling.wrapping import make_algorithm
 from rondo.tasks.language.causal_lm import CausalLM
 from rondo.tasks.language.sequences import SequenceClassification
 from rondo.tasks.language.text import TextExample
-from small_runs import Rows, reviews, save_tiny_bert, save_tiny_gpt2, save_tiny_pythia, settings, write_rows
+from small_runs import Rows, files, reviews, save_tiny_bert, save_tiny_gpt2, save_tiny_pythia, settings, write_rows
 from watched import failing
 
 Run = Callable[..., runner.RunResult]
@@ -66,8 +66,7 @@ def data(tmp_path: Path) -> Path:
 
 def tested(bert: Path, folder: Path, **changes: Any) -> runner.RunResult:
     """A run with a test set; do not write into its directory."""
-    train, test = write_rows(folder / "train.csv", reviews(48)), write_rows(folder / "test.csv", reviews(12, seed=1))
-    config = settings(bert, data={"source": str(train), "test_source": str(test)}, **changes)
+    config = settings(bert, data=files(folder, reviews(48), reviews(12, seed=1)), **changes)
     return runner.run(config, run_dir=folder / "run", device="cpu")
 
 
@@ -405,16 +404,16 @@ def test_run_without_held_out_rows(run: Run, data: Path) -> None:
     assert (result.run_dir / "curve.png").exists()
 
 
+def replying(folder: Path, rows: Rows, **data: str) -> dict[str, Any]:
+    """A run that learns what is replied to what is asked."""
+    task = {"kind": "causal-lm", "prompt": "ask", "response": "reply", "text": None, "label": None}
+    data = {"source": str(write_rows(folder / "replies.jsonl", rows)), **data}
+    return settings(save_tiny_gpt2(folder / "gpt2"), task=task, adapter={"target_modules": ["c_attn"]}, data=data)
+
+
 def test_causal_language_model_learns_responses(tmp_path: Path) -> None:
-    gpt2 = save_tiny_gpt2(tmp_path / "gpt2")
-    rows = [{"ask": r["first"], "more": "", "reply": r["second"]} for r in reviews(24)]
-    task = {"kind": "causal-lm", "prompt": ["ask", "more"], "response": "reply", "text": None, "label": None}
-    config = settings(
-        gpt2,
-        task=task,
-        adapter={"target_modules": ["c_attn"]},
-        data={"source": str(write_rows(tmp_path / "replies.jsonl", rows))},
-    )
+    config = replying(tmp_path, [{"ask": r["first"], "more": "", "reply": r["second"]} for r in reviews(24)])
+    config["task"]["prompt"] = ["ask", "more"]
     result = runner.run(config, run_dir=tmp_path / "run", device="cpu")
     assert (result.summary["primary"], result.summary["head"]) == ("loss", None)
     manifest = json.loads((result.run_dir / "manifest.json").read_text())
@@ -430,39 +429,21 @@ def test_causal_language_model_learns_responses(tmp_path: Path) -> None:
 
 
 def test_rows_with_truncated_response_are_counted(tmp_path: Path) -> None:
-    gpt2 = save_tiny_gpt2(tmp_path / "gpt2")
     rows = [{"ask": r["first"], "reply": r["second"]} for r in reviews(24)]
     for row in rows[:5]:
         row["ask"] = "film " * 40
-    task = {"kind": "causal-lm", "prompt": "ask", "response": "reply", "text": None, "label": None}
-    config = settings(
-        gpt2,
-        task=task,
-        adapter={"target_modules": ["c_attn"]},
-        data={"source": str(write_rows(tmp_path / "replies.jsonl", rows))},
-    )
-    result = runner.run(config, run_dir=tmp_path / "run", device="cpu")
+    result = runner.run(replying(tmp_path, rows), run_dir=tmp_path / "run", device="cpu")
     assert report(result)["rows_without_target"] == 5
     assert_accounted(report(result))
 
 
 def test_test_rows_with_nothing_to_learn_are_counted_or_refused(tmp_path: Path) -> None:
-    gpt2 = save_tiny_gpt2(tmp_path / "gpt2")
     rows = [{"ask": r["first"], "reply": r["second"]} for r in reviews(12)]
     long = [row | {"ask": "film " * 40} for row in rows]
 
     def start(test: Rows) -> runner.RunResult:
-        config = settings(
-            gpt2,
-            rounds=1,
-            task={"kind": "causal-lm", "prompt": "ask", "response": "reply", "text": None, "label": None},
-            adapter={"target_modules": ["c_attn"]},
-            data={
-                "source": str(write_rows(tmp_path / "replies.jsonl", rows)),
-                "test_source": str(write_rows(tmp_path / "test.jsonl", test)),
-            },
-        )
-        return runner.run(config, run_dir=tmp_path / "run", device="cpu")
+        config = replying(tmp_path, rows, test_source=str(write_rows(tmp_path / "test.jsonl", test)))
+        return runner.run({**config, "rounds": 1}, run_dir=tmp_path / "run", device="cpu")
 
     message = problems(lambda: start(long))["task.max_length"][0]
     assert message == "of 12 rows nothing to learn is left within 32 tokens, and they are the whole test set: raise it"
@@ -480,10 +461,7 @@ def test_sorted_files_are_sampled_with_their_shares(run: Run, tmp_path: Path) ->
     """The first rows would be of one class."""
     train = sorted(reviews(48), key=lambda row: str(row["label"]))
     test = sorted(reviews(24, seed=1), key=lambda row: str(row["label"]))
-    source = {
-        "source": str(write_rows(tmp_path / "train.csv", train)), "max_train_rows": 20,
-        "test_source": str(write_rows(tmp_path / "test.csv", test)), "max_test_rows": 10,
-    }  # fmt: skip
+    source = {**files(tmp_path, train, test), "max_train_rows": 20, "max_test_rows": 10}
     first, again, other = run(data=source), run(data=source), run(data=source, seed=1)
     partition = report(first)
     labels = Counter[str]()
@@ -547,10 +525,7 @@ def test_cut_texts_are_counted(run: Run, tmp_path: Path) -> None:
     train, test = reviews(24), reviews(12)
     for row in (train[3], train[17], test[5]):
         row["text"] = "film " * 40  # 42 tokens with the special ones
-    source = {
-        "source": str(write_rows(tmp_path / "train.csv", train)),
-        "test_source": str(write_rows(tmp_path / "test.csv", test)),
-    }
+    source = files(tmp_path, train, test)
     partition = report(run(data=source))
     assert partition["text"] == {"rows": 24, "rows_cut": 2, "tokens": 22 * 7 + 2 * 42, "tokens_lost": 20}
     assert partition["test_text"] == {"rows": 12, "rows_cut": 1, "tokens": 11 * 7 + 42, "tokens_lost": 10}

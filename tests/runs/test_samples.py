@@ -15,7 +15,7 @@ import rondo
 from outcomes import problems
 from rondo.report.terminal import samples_table
 from rondo.tasks.language.causal_lm import continuations
-from small_runs import POSITIONS, reviews, save_tiny_bert, save_tiny_gpt2, settings, stopped, write_rows
+from small_runs import POSITIONS, files, reviews, save_tiny_bert, save_tiny_gpt2, settings, stopped
 
 NEW = 6
 
@@ -26,10 +26,7 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config(model: Path, folder: Path, **changes: Any) -> dict[str, Any]:
-    data = {
-        "source": str(write_rows(folder / "train.csv", reviews(24))),
-        "test_source": str(write_rows(folder / "test.csv", reviews(9, seed=1))),
-    }
+    data = files(folder, reviews(24), reviews(9, seed=1))
     base: dict[str, Any] = {
         "data": data,
         "task": {"kind": "causal-lm", "text": None, "label": None, "prompt": "first", "response": "second"},

@@ -22,7 +22,7 @@ from rondo.runs.watching.result import RunResult
 from rondo.study import pictures as comparisons
 from rondo.study.compare.table import comparison_table
 from rondo.study.runs import Runs, Trial
-from small_runs import reviews, save_tiny_bert, settings, write_rows
+from small_runs import files, reviews, save_tiny_bert, settings
 
 pytest.importorskip("dp_accounting")
 
@@ -34,10 +34,7 @@ ASKED: dict[str, Any] = {"target": 0.1, "at_mb": 0.001, "device": "cpu"}
 def private(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A run whose server adds the noise, and draws some two of its four clients by chance."""
     folder = tmp_path_factory.mktemp("rows")
-    source = {
-        "source": str(write_rows(folder / "train.csv", reviews(24))),
-        "test_source": str(write_rows(folder / "test.csv", reviews(6, seed=1))),
-    }
+    source = files(folder, reviews(24), reviews(6, seed=1))
     return settings(
         save_tiny_bert(folder / "bert"),
         rounds=3,

@@ -16,7 +16,7 @@ import rondo
 from outcomes import verified
 from rondo.runs.watching.result import RunResult
 from rondo.tasks.language.tagging.tags import tags_of
-from small_runs import settings, write_rows
+from small_runs import files, settings, write_rows
 from tagged_rows import CLASSES, TASK, tagged, with_spans
 
 
@@ -29,10 +29,7 @@ def config(model: Path, **changes: Any) -> dict[str, Any]:
 def finished(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     """A finished run; do not write into its directory."""
     folder = tmp_path_factory.mktemp("finished")
-    data = {
-        "source": str(write_rows(folder / "train.parquet", tagged(60))),
-        "test_source": str(write_rows(folder / "test.jsonl", tagged(20, seed=1))),
-    }
+    data = files(folder, tagged(60), tagged(20, seed=1), "parquet", "jsonl")
     evaluation = {"generate": 2, "per_class": True}
     return rondo.run(config(bert, data=data, evaluation=evaluation), run_dir=folder / "run", device="cpu")
 

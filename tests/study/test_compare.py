@@ -32,7 +32,7 @@ from rondo.study.compare.comparison import set_aside
 from rondo.study.compare.numbers import Question, answers, only
 from rondo.study.compare.table import comparison_table, score_name
 from rondo.study.compare.variants import references
-from small_runs import reviews, save_tiny_bert, settings, write_rows
+from small_runs import files, reviews, save_tiny_bert, settings
 
 Invoke = Callable[..., tuple[int, str]]
 NAMES, SEEDS = ("fedit", "fedsa-lora"), (0, 3)
@@ -42,10 +42,7 @@ NAMES, SEEDS = ("fedit", "fedsa-lora"), (0, 3)
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A configuration that runs in a second."""
     folder = tmp_path_factory.mktemp("tiny")
-    source = {
-        "source": str(write_rows(folder / "train.csv", reviews(24))),
-        "test_source": str(write_rows(folder / "test.csv", reviews(6, seed=1))),
-    }
+    source = files(folder, reviews(24), reviews(6, seed=1))
     partition = {"kind": "dirichlet", "alpha": 1.0}
     return settings(save_tiny_bert(folder / "bert"), data=source, partition=partition)
 

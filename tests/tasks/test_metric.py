@@ -18,7 +18,7 @@ from rondo.report.terminal import summary_table
 from rondo.runs.watching.progress import round_line
 from rondo.study.compare.table import comparison_table
 from rondo.tasks.make import task_class
-from small_runs import reviews, settings, write_rows
+from small_runs import files, reviews, settings
 
 
 @pytest.mark.parametrize("kind", TABLE)
@@ -88,9 +88,8 @@ def test_tables_records_and_card_say_whose_f1_it_is(bert: Path, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_comparison_says_whose_f1_it_is(bert: Path, tmp_path: Path) -> None:
-    files = {"source": str(write_rows(tmp_path / "train.csv", reviews(24)))}
-    files["test_source"] = str(write_rows(tmp_path / "test.csv", reviews(12, seed=1)))
-    config = settings(bert, task={"metric": "f1"}, rounds=1, data=files)
+    data = files(tmp_path, reviews(24), reviews(12, seed=1))
+    config = settings(bert, task={"metric": "f1"}, rounds=1, data=data)
     content = vars(rondo.compare(["fedit"], config, out=tmp_path / "out", device="cpu"))
     assert (content["primary"], content["title"]) == ("f1", "macro f1 (neg, pos)")
     assert "test macro f1 (neg, pos)" in comparison_table(content).columns

@@ -23,7 +23,7 @@ from rondo.runs.watching.result import RunResult
 from rondo.tasks.language.sequences import SequenceRegression
 from rondo.tasks.language.text import TextExample
 from rondo.tasks.number_scores import NumberTally
-from small_runs import reviews, save_tiny_bert, settings, write_rows
+from small_runs import files, reviews, save_tiny_bert, settings
 
 KEYS = TaskConfig(kind="sequence-regression", text="text", target="score")
 TASK = {"kind": "sequence-regression", "text": ["first", "second"], "label": None, "target": "score"}
@@ -93,10 +93,7 @@ def test_store_keeps_numbers() -> None:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     """A finished run; do not write into its directory."""
     folder = tmp_path_factory.mktemp("finished")
-    data = {
-        "source": str(write_rows(folder / "train.jsonl", rated(72))),
-        "test_source": str(write_rows(folder / "test.csv", rated(16, seed=1))),
-    }
+    data = files(folder, rated(72), rated(16, seed=1), "jsonl", "csv")
     train = {"lr": 0.02, "local_epochs": 6, "precision": "exact"}
     config = settings(save_tiny_bert(folder / "bert"), task=TASK, data=data, train=train, rounds=3)
     return rondo.run(config, run_dir=folder / "run", device="cpu")
