@@ -269,6 +269,17 @@ def test_client_without_a_whole_block(plan: Plan, tmp_path: Path, desk: Make) ->
     assert "rows of ann: too few" in asked(desk(tmp_path, contract=SAFE, rows=ROWS[1:8]), plan).refused
 
 
+@pytest.mark.parametrize("steps", [{"local_steps": 41, "local_epochs": None}, {"local_epochs": 1}])
+def test_trainer_that_draws_single_rows_is_no_way_round(
+    steps: dict[str, Any], plan: Plan, tmp_path: Path, desk: Make
+) -> None:
+    """In a step more a single row counts once more, and so does one in a last step of one row."""
+    here = desk(tmp_path / "safe", contract=SAFE, rows=ROWS)
+    others = with_(plan, train={"trainer": "transformers", "batch_size": 3, **steps})
+    assert "train.trainer: its own draws of rows, and its owner allows blocks" in asked(here, others).refused
+    assert asked(desk(tmp_path / "open", contract=contract(), rows=ROWS), others).refused == ""
+
+
 def test_private_steps_without_noise_are_no_way_round(plan: Plan, tmp_path: Path, desk: Make) -> None:
     """They draw single rows. Noise that counts protects each row, and needs no blocks."""
     pytest.importorskip("dp_accounting")

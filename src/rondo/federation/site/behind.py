@@ -44,6 +44,9 @@ def of_plan(config: RunConfig) -> Iterator[Term]:
     if config.guarantee.of_rows and not is_free(config):
         allowed = "noise that counts in each, as long as training.repeats is not set"
         yield Term("private steps", "draws of single rows without noise", allowed, False)
+    if config.train.trainer is not None:  # nor does a last batch of one row, or a row dealt to two processes, show here
+        allowed = "blocks of rows, as long as training.repeats is not set"
+        yield Term("train.trainer", "its own draws of rows", allowed, False)
 
 
 def work_of(plan: Plan, config: RunConfig) -> str:
