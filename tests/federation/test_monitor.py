@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import urllib.request
+from dataclasses import asdict
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from rondo.errors import ConfigError, PlanRefused
 from rondo.federation.identity import keys
 from rondo.federation.monitor import Health, days_left, ending, monitored
 from rondo.federation.notify import notify
+from rondo.federation.server.standing import FILE, Standing
 from rondo.federation.server.status import Gauges, status
 from rondo.records.directory import RunDirectory
 
@@ -121,8 +123,12 @@ def test_status_for_programs_withholds_what_a_secret_turnout_does(secret: bool, 
     directory.write_config(of_turnout(secret=secret))
     for name, content in {"manifest.json": {}, "federation.json": {}, "metrics.jsonl": record}.items():
         (tmp_path / name).write_text(json.dumps(content) + "\n")
+    seen = Standing("takes part", "2026-01-01T00:00:00+00:00", "", True, 1, 1, 1, "2026-01-02T00:00:00+00:00")
+    (tmp_path / FILE).write_text(json.dumps({"north": asdict(seen)}))
     told = status(tmp_path)
-    assert (told["round"], told["state"], told["sites"]) == (1, "not running", {})
+    assert (told["round"], told["state"]) == (1, "not running")
+    hides = {"rounds": None, "counted": None, "last": None, "answered": None} if secret else {}
+    assert told["sites"] == {"north": {**asdict(seen), **hides}}
     hidden = (told["bytes_up"], told["bytes_down"], told["last"])
     assert hidden == ((None, None, None) if secret else (3, 4, record))
 

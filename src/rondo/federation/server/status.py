@@ -24,11 +24,12 @@ from rondo.runs.watching.progress import measured
 
 def status(run_dir: Path) -> dict[str, Any]:
     """The state of the run in ``run_dir``, for programs: ``state``, ``round`` of ``rounds``, bytes in all, the last
-    round's record, and the standing of each site. If the turnout is secret, bytes and record are None. Raises
-    :class:`ConfigError` if it is not of a federation."""
+    round's record, and the standing of each site. If the turnout is secret, bytes, record and the rounds of sites are
+    None. Raises :class:`ConfigError` if it is not of a federation."""
     directory, history, state = _opened(run_dir)
     config, sites = directory.config(), standing.read(directory.path / standing.FILE)
     told = not config.guarantee.secret_turnout  # else no number from which the turnout would follow
+    hidden = {} if told else dict.fromkeys(("rounds", "counted", "last", "answered"))
     return {
         "algorithm": config.algorithm.name,
         "state": state,
@@ -36,7 +37,7 @@ def status(run_dir: Path) -> dict[str, Any]:
         "rounds": config.rounds,
         **{key: sum(record[key] for record in history) if told else None for key in ("bytes_up", "bytes_down")},
         "last": history[-1] if history and told else None,
-        "sites": {name: asdict(site) for name, site in sites.items()},
+        "sites": {name: {**asdict(site), **hidden} for name, site in sites.items()},
     }
 
 
