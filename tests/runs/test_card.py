@@ -16,6 +16,8 @@ from huggingface_hub import ModelCard
 
 import rondo
 from outcomes import verified
+from rondo.config.schema import RunConfig
+from rondo.runs.card import Facts, card
 from rondo.runs.watching.result import RunResult
 from small_runs import Rows, files, reviews, save_tiny_bert, save_tiny_gpt2, settings, write_rows
 
@@ -142,6 +144,15 @@ def test_card_has_no_client_id_and_no_row(classifier: RunResult) -> None:
     text = (classifier.run_dir / "adapter" / "README.md").read_text()
     assert "secret" not in text
     assert [row for row in reviews(48) if row["text"] in text] == []
+
+
+@pytest.mark.parametrize("unit", [None, "client", "example"])
+def test_card_tells_no_row_that_is_protected_by_a_test_row_that_equals_it(unit: str | None) -> None:
+    config = RunConfig.model_validate({"privacy": {"unit": unit, "adversary": "server"} if unit else {}})
+    facts = Facts(config, "bert", None, ("neg", "pos"), "accuracy", {}, 40, 12, 3, 2, {})
+    text = card(facts, "adapter", rounds=0, before={}, after={})
+    assert ("of which 3 are training rows too" in text) is (unit is None)
+    assert ("40 at the clients" in text) is (unit != "client")
 
 
 def test_card_of_the_best_round_has_its_scores(classifier: RunResult) -> None:

@@ -161,14 +161,11 @@ def _data(facts: Facts) -> Iterator[tuple[str, str]]:
         # The folders above a file may tell more than its name, so they are left out.
         source = data_source(facts.config) or ""
         yield "source", _code(Path(source).name if Path(source).is_absolute() else source)
-    hidden = facts.config.guarantee.hides_row_counts
-    yield (
-        "rows",
-        f"not told; {facts.test_rows} in the test set"
-        if hidden
-        else f"{facts.rows} at the clients, {facts.test_rows} in the test set"
-        + (f", of which {facts.trained_on} are training rows too" if facts.trained_on else ""),
-    )
+    promise = facts.config.guarantee
+    rows = "not told;" if promise.hides_row_counts else f"{facts.rows} at the clients,"
+    both = facts.trained_on if promise.noise_from is None else 0  # else it would tell which rows are there
+    again = f", of which {both} are training rows too" if both else ""
+    yield "rows", f"{rows} {facts.test_rows} in the test set{again}"
     partition = facts.config.partition
     yield "clients", str(facts.clients) + ("" if data.clients_from is not None else f", partition {partition.kind}")
     for key in _COLUMNS:
