@@ -139,7 +139,9 @@ def test_monitor_withholds_what_a_secret_turnout_does(secret: bool) -> None:
     gauges = Gauges(settings, Nobody(), dict)  # type: ignore[arg-type]
     record = {"round": 0, "seconds": 2.0, "skipped": None, "bytes_up": 3, "bytes_down": 4, "failed": [], "rejected": {}}
     gauges.round_done(record)
+    gauges.resumed(2, ())
     following = {"round_seconds", "bytes_up", "bytes_down", "failed_uploads", "refused_uploads"}
+    following |= {"round", "skipped_rounds"}  # the time at which a round ends tells how many trained in it
     assert following & gauges.health().numbers.keys() == (set() if secret else following)
 
 

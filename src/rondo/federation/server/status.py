@@ -102,25 +102,28 @@ def _time(text: str) -> str:
 
 
 class Gauges(Observer):
-    """The numbers of a run for its server's monitor."""
+    """The numbers of a run for its server's monitor. No round is told where the turnout is a secret: a monitor keeps
+    the time, and that of a round tells how many trained in it."""
 
     def __init__(self, config: RunConfig, sites: Sites, until: Callable[[], Mapping[str, date]]) -> None:
         """``until``: when each certificate and key ends."""
         self._sites, self._until = sites, until
         self._hides_turnout = config.guarantee.secret_turnout
-        self._numbers: dict[str, float] = {"rounds": config.rounds, "round": 0, "skipped_rounds": 0}
+        self._numbers: dict[str, float] = {"rounds": config.rounds}
+        if not self._hides_turnout:
+            self._numbers |= {"round": 0, "skipped_rounds": 0}
 
     def resumed(self, rounds: int, passed_over: Sequence[str]) -> None:
-        self._numbers["round"] = rounds
+        if not self._hides_turnout:
+            self._numbers["round"] = rounds
 
     def round_done(self, record: Mapping[str, Any]) -> None:
-        """Numbers from which a round's turnout would follow are left out where it is a secret."""
-        new = {"round": record["round"] + 1.0}
+        if self._hides_turnout:
+            return
+        new = {"round": record["round"] + 1.0, "round_seconds": record["seconds"]}
         more = {"skipped_rounds": int(record["skipped"] is not None)}
-        if not self._hides_turnout:
-            new["round_seconds"] = record["seconds"]
-            more |= {key: record[key] for key in ("bytes_up", "bytes_down")}
-            more |= {"failed_uploads": len(record["failed"]), "refused_uploads": sum(record["rejected"].values())}
+        more |= {key: record[key] for key in ("bytes_up", "bytes_down")}
+        more |= {"failed_uploads": len(record["failed"]), "refused_uploads": sum(record["rejected"].values())}
         self._numbers |= new | {key: self._numbers.get(key, 0) + value for key, value in more.items()}
 
     def health(self) -> Health:
