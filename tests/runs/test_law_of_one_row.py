@@ -28,6 +28,7 @@ from rondo.algorithms.table import TABLE
 from rondo.config import ConfigError, load
 from rondo.config import task_kinds as tasks
 from rondo.config.inputs import GIVEN
+from rondo.data.units import Units
 from rondo.privacy.steps import PrivateSteps
 from rondo.runs.assembling.assemble import assemble
 from rondo.runs.assembling.given import Given
@@ -107,6 +108,16 @@ def test_methods(name: str, sources: Path, sums: Sums) -> None:
     """With dropout and rows that are held back."""
     base = configured(name, "example DP", sources)
     settings = of_rows(base, adapter=DROPPED["adapter"], data={"validation_fraction": 0.2})
+    assert_law(sums, settings, reviews(12), [LONG], PLACES[:1])
+
+
+RANKED = [name for name in ALLOWED if TABLE[name].traits.client_ranks]
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("name", RANKED)
+def test_methods_of_a_client_with_a_rank_of_its_own(name: str, sources: Path, sums: Sums) -> None:
+    settings = of_rows(configured(name, "example DP", sources), **DROPPED, clients={"ranks": [1]})
     assert_law(sums, settings, reviews(12), [LONG], PLACES[:1])
 
 
@@ -270,6 +281,21 @@ def test_kinds_of_tasks(
     raw |= {"adapter": ADAPTED} if name in models else {"train": {"what": "all"}}
     rows = sorted(make(13), key=lambda row: len(str(row)))
     assert_law(sums, of_rows(raw), rows[:-1], rows[-1:], ("front", "end"))
+
+
+@pytest.mark.parametrize("group", [None, "who"])
+@pytest.mark.parametrize("kind", ["question-answering", "token-classification"])
+def test_windows_of_a_row_are_not_told(kind: str, group: str | None, models: dict[str, str]) -> None:
+    """Only the number of rows is public: with that of windows anybody who knows the other rows knew a row's length."""
+    ((make, name, keys),) = KINDS[kind]
+    rows = [{**row, "who": f"p{i % 5}"} for i, row in enumerate(make(12))]
+    raw = {"rounds": 1, "model": {"name": models[name]}, "task": {"kind": kind, **keys}, "adapter": ADAPTED}
+    settings = of_rows({**raw, "algorithm": {"name": "fedit"}}, task={"max_length": 32}, privacy={"group": group})
+    population = assemble(load(settings), "cpu", given=Given(clients={"ann": rows})).population
+    (member,) = population.members.values()
+    assert len(member.train) > len(rows)
+    assert (member.client.num_examples, Units.rows_of(member.trained())) == (12, 12)
+    assert population.report["clients"]["ann"]["train"] == 12
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ class Member:
     def trained(self) -> Sequence[Example]:
         """The training examples, each made once, with their units where they have some."""
         examples = tuple(self.train)  # a store makes a new object on every access
-        return examples if self.units is None else Units(examples, self.units)
+        return examples if self.units is None else Units(examples, self.units, self.client.num_examples)
 
 
 class Members(Mapping[str, Member]):
@@ -72,13 +72,21 @@ class Members(Mapping[str, Member]):
         self._ranks = array("I")
         self._tests: Mapping[str, Sequence[Example]] = {}
         self._units: dict[str, array[int]] = {}
+        self._rows: dict[str, int] = {}
 
     def add(
-        self, name: str, train: Iterable[int], validation: Iterable[int], units: Sequence[int] | None = None
+        self,
+        name: str,
+        train: Iterable[int],
+        validation: Iterable[int],
+        units: Sequence[int] | None = None,
+        rows: int | None = None,
     ) -> None:
         """Add a client, whose id must sort after all others, with the numbers of its examples. ``units``: see
-        :class:`Member`."""
+        :class:`Member`. ``rows``: the number to tell of it, if it is not that of its training examples."""
         self._names.append(name)
+        if rows is not None:
+            self._rows[name] = rows
         if units is not None:
             self._units[name] = array("I", units)
         self._numbers.extend(train)
@@ -104,7 +112,8 @@ class Members(Mapping[str, Member]):
             raise KeyError(name)
         start, middle, end = self._ends[place], self._trained[place], self._ends[place + 1]
         train, validation = self._numbers[start:middle], self._numbers[middle:end]
-        client = Client(name, len(train), self._ranks[place] if self._ranks else None)
+        rows = self._rows.get(name, len(train))
+        client = Client(name, rows, self._ranks[place] if self._ranks else None)
         tests, units = self._tests.get(name, ()), self._units.get(name)
         return Member(client, Stored(self._store, train), Stored(self._store, validation), tests, units)
 

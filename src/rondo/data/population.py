@@ -123,7 +123,7 @@ def build(
         if len(by_row) >= config.data.min_examples:
             train, held, units = _parts(name, dealt.rows[name], by_row, config, task, store, parting)
             if train or parting is not None:
-                members.add(name, train, held, units)
+                members.add(name, train, held, units, _rows_to_tell(config, by_row, train))
                 rows |= _for_a_trainer(config, task, name, dealt.rows[name], by_row, train)
             else:
                 held_back += 1
@@ -162,6 +162,13 @@ def build(
     return Population(members, test, report, {n: r for n, (r, _) in more.items()}, tested_at_clients, rows)
 
 
+def _rows_to_tell(config: RunConfig, by_row: Sequence[range], train: Sequence[int]) -> int | None:
+    """The number of training rows where rows are protected, else None. It is public, and a number of windows would tell
+    how long a row is."""
+    chosen = set(train)
+    return sum(not chosen.isdisjoint(own) for own in by_row) if config.guarantee.of_rows else None
+
+
 def _for_a_trainer(
     config: RunConfig, task: Task, name: str, rows: Rows, by_row: Sequence[range], train: Sequence[int]
 ) -> dict[str, Rows]:
@@ -195,7 +202,7 @@ def _check_enough(config: RunConfig, task: Task, count: int, held_back: int, lef
 def _counts(config: RunConfig, member: Member, rows: Rows, tested: bool) -> dict[str, Any]:
     """A client's account for ``partition.json``. ``tested``: whether clients have test examples of their own."""
     of_test = {"test": len(member.test)} if tested else {}
-    counts = {"train": len(member.train), "validation": len(member.validation), **of_test}
+    counts = {"train": member.client.num_examples, "validation": len(member.validation), **of_test}
     return {**counts, "labels": _labels(config, rows)}
 
 

@@ -18,10 +18,11 @@ class Units(Sequence[Example]):
 
     ``examples``: all of them.
     ``unit``: the number of each one's unit, from 0 on.
+    ``rows``: the number of rows that they are of; None: each is of its own.
     """
 
-    def __init__(self, examples: Sequence[Example], unit: Sequence[int]) -> None:
-        self._examples = tuple(examples)
+    def __init__(self, examples: Sequence[Example], unit: Sequence[int], rows: int | None = None) -> None:
+        self._examples, self._rows = tuple(examples), rows
         places: list[list[int]] = [[] for _ in range(max(unit, default=-1) + 1)]
         for place, number in enumerate(unit):
             places[number].append(place)
@@ -32,6 +33,12 @@ class Units(Sequence[Example]):
     def of(examples: Sequence[Example]) -> Sequence[Sequence[int]]:
         """The places of each unit's examples; each example by itself where nothing says otherwise."""
         return examples.places if isinstance(examples, Units) else [[i] for i in range(len(examples))]
+
+    @staticmethod
+    def rows_of(examples: Sequence[Example]) -> int:
+        """The number of rows that ``examples`` are of."""
+        rows = examples._rows if isinstance(examples, Units) else None
+        return len(examples) if rows is None else rows
 
     def __len__(self) -> int:
         return len(self._examples)

@@ -134,7 +134,7 @@ class PrivateSteps:
         self._training, self._rows, self._at_once = training, rows, at_once
         self._units, self._spend = Units.of(rows), spend
         self.clip, self.deviation = promise.clip, promise.noise * promise.clip
-        self.draws = Draws(size, len(rows))
+        self.draws = Draws(size, Units.rows_of(rows))
         self._chance = SecretStream(promise.debug_seed, f"{purpose}/rows")
         self._noise = SecretStream(promise.debug_seed, f"{purpose}/noise")
         self._debug_seed, self._purpose, self._digest = promise.debug_seed, purpose, digest

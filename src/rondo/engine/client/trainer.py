@@ -31,6 +31,7 @@ from rondo.algorithm import (
     split_rows,
 )
 from rondo.config.schema import ClientsConfig, TrainConfig
+from rondo.data.units import Units
 from rondo.engine.client.flops import Flops
 from rondo.engine.client.least_squares import minimiser
 from rondo.engine.client.optimizer import optimizer
@@ -163,7 +164,7 @@ class CohortTrainer(Trainer):
             device = self.network.device
             return PlainSteps(training, config, self.examples, streams, chances, device, lambda: self._parted)
         (client,), (rows,) = clients, self.examples
-        if len(rows) != client.num_examples:
+        if Units.rows_of(rows) != client.num_examples:
             raise ValueError("epsilon is computed from the client's number of rows, and it trains on another number")
         alone = self.network.one_at_a_time is not None or self.network.minds_padding is not False
         # A pass has as many rows as one without privacy has at most, whatever was drawn.

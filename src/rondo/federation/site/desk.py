@@ -214,7 +214,7 @@ class Desk:
             for line in protection.said(seat.assembly.config):
                 self.told(line)
             self.told("ready: " + ", ".join(f"{name} ({count} examples)" for name, count in offer.examples.items()))
-        clients = {name: len(party.member.train) for name, party in self.parties.items()}
+        clients = {name: party.member.client.num_examples for name, party in self.parties.items()}
         return Consent(clients, environment=here(), fewest=0 if self._sums is None else self._sums.fewest)
 
     def _ask(self, offer: Offer) -> None:

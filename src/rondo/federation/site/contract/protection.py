@@ -111,11 +111,11 @@ def _steps(config: RunConfig, assembly: Assembly, ledger: SiteLedger) -> Iterato
         assert noise is not None
         state, planned = assembly.first_state(), dict[str, Steps]()
         for name, member in members.items():
-            draws, steps = Draws(config.train.batch_size, len(member.train)), 0
+            draws, steps = Draws(config.train.batch_size, member.client.num_examples), 0
             for round in map(assembly.round, range(config.rounds)):
                 shared = assembly.algorithm.broadcast(state, member.client, round)
                 fits = trial_fits(assembly.algorithm, shared, member.client, round)
-                steps += private_steps(fits, config.train, len(member.train))
+                steps += private_steps(fits, config.train, member.client.num_examples)
             planned[name] = {(noise, draws.probability): steps}
         for name in members:
             yield name, added(*(planned[other] for other in ledger.sharing(name, members)))
