@@ -127,13 +127,15 @@ def redraw_head(module: nn.Module, seed: int) -> Any:
     return module
 
 
-def sites(module: nn.Module, endings: Sequence[str], *, rank: int = 3, dropout: float = 0.0) -> tuple[Site, ...]:
+def sites(
+    module: nn.Module, endings: Sequence[str], *, rank: int = 3, dropout: float = 0.0, magnitude: bool = False
+) -> tuple[Site, ...]:
     """The layers of ``module`` whose path ends with one of ``endings``, each with its own scale."""
     chosen = []
     for path, layer in module.named_modules():
         if any(path == e or path.endswith("." + e) for e in endings):
             kind, shape = layer_kind(layer)
-            chosen.append(Site(path, kind, shape, rank, 0.5 + 0.25 * len(chosen), dropout))
+            chosen.append(Site(path, kind, shape, rank, 0.5 + 0.25 * len(chosen), dropout, magnitude))
     assert chosen
     return tuple(chosen)
 
@@ -141,13 +143,15 @@ def sites(module: nn.Module, endings: Sequence[str], *, rank: int = 3, dropout: 
 def factors(
     chosen: Sequence[Site], seed: int, clients: int | None = None, dtype: torch.dtype = torch.float64
 ) -> dict[str, Tensor]:
-    """A and B of every site, of order 0.3; with ``clients`` they have a client axis."""
+    """A and B of every site, of order 0.3, and magnitudes around 1; with ``clients`` they have a client axis."""
     g = torch.Generator().manual_seed(seed)
     lead = () if clients is None else (clients,)
     result = {}
     for s in chosen:
         result[f"{s.path}.A"] = 0.3 * torch.randn(*lead, s.rank, s.shape[1], generator=g, dtype=dtype)
         result[f"{s.path}.B"] = 0.3 * torch.randn(*lead, s.shape[0], s.rank, generator=g, dtype=dtype)
+        if s.magnitude:
+            result[f"{s.path}.magnitude"] = 0.5 + torch.rand(*lead, s.shape[0], generator=g, dtype=dtype)
     return result
 
 
@@ -173,7 +177,7 @@ def head_of(network: AdaptedNetwork, seed: int) -> dict[str, Tensor]:
 def merged(
     module: nn.Module, chosen: Sequence[Site], seen: Mapping[str, Tensor], base: Mapping[str, GrowingSum] | None = None
 ) -> Any:
-    """A copy of ``module`` with every change added densely to its weights: the reference."""
+    """A copy of ``module`` with every change added densely to its weights, and their rows stretched: the reference."""
     module = copy.deepcopy(module)
     with torch.no_grad():
         for s in chosen:
@@ -182,6 +186,9 @@ def merged(
                 change = change + base[s.path].factors().dense()
             weight = module.get_submodule(s.path).weight
             weight += (change.T if s.kind == "conv1d" else change.reshape(weight.shape)).to(weight.dtype)
+            if (magnitude := seen.get(f"{s.path}.magnitude")) is not None:
+                rows = weight.T if s.kind == "conv1d" else weight
+                rows *= (magnitude / rows.norm(dim=1))[:, None]
         for name, tensor in seen.items():
             if name.startswith(HEAD_PREFIX):
                 module.get_parameter(name.removeprefix(HEAD_PREFIX)).copy_(tensor)

@@ -29,6 +29,7 @@ from rondo.roles import everything as everything
 from rondo.roles import fixed as fixed
 from rondo.roles import gram as gram
 from rondo.roles import head as head
+from rondo.roles import magnitude as magnitude
 from rondo.roles import module_of as module_of
 from rondo.roles import nested as nested
 from rondo.roles import nothing as nothing

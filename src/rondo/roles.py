@@ -39,6 +39,7 @@ class Role(enum.Enum):
     DENSE = "dense"  #: ``<module>.D``, (out, in); a full-rank change, in units of the scale
     SPARSE = "sparse"  #: ``<module>.S``, (n,); values of a change that is zero elsewhere, in units of the scale
     INDEX = "index"  #: ``<module>.I``, (n,) integers; positions or slots; never trained
+    MAGNITUDE = "magnitude"  #: ``<module>.magnitude``, (out,); the norms of a layer's rows, which DoRA trains
     NESTED = "nested"  #: ``<module>.Ad`` ``.Au`` ``.Bd`` ``.Bu``; factors of a change of A or of B
     SKETCH = "sketch"  #: ``<module>.range`` (out, s), ``<module>.corange`` (l, in); of a product B A, in uploads alone
     PERSONAL_DOWN = "personal down"  #: ``<module>.pA``
@@ -61,6 +62,7 @@ _SUFFIXES = {
     "D": Role.DENSE,
     "S": Role.SPARSE,
     "I": Role.INDEX,
+    "magnitude": Role.MAGNITUDE,
     "Ad": Role.NESTED,
     "Au": Role.NESTED,
     "Bd": Role.NESTED,
@@ -145,6 +147,8 @@ dense = Select(frozenset({Role.DENSE}))
 """Changes of full rank."""
 sparse = Select(frozenset({Role.SPARSE}))
 """Changes that are zero in most places."""
+magnitude = Select(frozenset({Role.MAGNITUDE}))
+"""Norms of the rows of layers."""
 nested = Select(frozenset({Role.NESTED}))
 """Factors of a change of A or of B."""
 sketch = Select(frozenset({Role.SKETCH}))
@@ -161,5 +165,5 @@ packed = Select(frozenset({Role.PACKED}))
 """Scales and places beside a compressed upload's numbers, and what a client holds back."""
 body = Select(frozenset({Role.BODY, Role.BUFFER}))
 """Whole tensors below the head, with their statistics."""
-whole = head | body
+whole = head | body | magnitude
 """Tensors that are trained as they are, beside factors."""

@@ -207,7 +207,7 @@ CASES = [
     Case("config", "an unknown section", {"trian": {"lr": 0.1}}),
     Case("config", "a key in the wrong section", {"partition": {"local_steps": 1}}),
     Case("config", "a key outside its section", {"lr": 0.1}),
-    Case("config", "a key of PEFT's", {"adapter": {"use_dora": True}}),
+    Case("config", "a key of PEFT's", {"adapter": {"use_bdlora": True}}),
     Case("config", "modules to train whole", {"adapter": {"modules_to_save": ["lm_head"]}}),
     Case(
         "config",
@@ -498,7 +498,7 @@ CASES = [
         files=adapter(megatron_config={"a": 1}, megatron_core="evil"),
     ),
     Case("structure", "an adapter that copies layers", START, files=adapter(layer_replication=[[0, 2], [0, 2]])),
-    Case("structure", "an adapter that is more than LoRA", START, files=adapter(use_dora=True)),
+    Case("structure", "an adapter that is more than LoRA", START, files=adapter(use_bdlora=True)),
     Case("structure", "an adapter's config without end", START, files={"adapter/adapter_config.json": "[" * 100_000}),
     Case(
         "structure",

@@ -61,11 +61,13 @@ def row(*lengths: int) -> list[TextExample]:
     return rows
 
 
-def pair(kind: str, kernel: Attention = "torch", dropout: float = 0.0) -> tuple[AdaptedNetwork, AdaptedNetwork]:
+def pair(
+    kind: str, kernel: Attention = "torch", dropout: float = 0.0, *, magnitude: bool = False
+) -> tuple[AdaptedNetwork, AdaptedNetwork]:
     """The same network in float64 with padded rows, and with rows laid end to end."""
     make, endings = MODELS[kind]
     module = make().double()
-    sites = tiny.sites(module, endings, dropout=dropout)
+    sites = tiny.sites(module, endings, dropout=dropout, magnitude=magnitude)
     networks = [AdaptedNetwork(copy.deepcopy(module), sites, ()) for _ in range(2)]
     for network in networks:
         attention.use(network.module, kernel)
@@ -95,15 +97,16 @@ def assert_same(found: Sequence[Tensor], expected: Sequence[Tensor], allowed: fl
 
 
 GPT2 = pair("gpt2")
+STRETCHED = pair("gpt2", magnitude=True)
 
 
 @settings(max_examples=30)
 @given(st.lists(st.lists(st.integers(2, 12), max_size=4), min_size=1, max_size=3).filter(any))
 def test_losses_and_gradients_are_those_of_padded_rows(lengths: list[list[int]]) -> None:
-    """For any clients, also without a row."""
-    padded, laid = GPT2
+    """For any clients, also without a row, with and without magnitudes."""
     groups = [row(*client) for client in lengths]
-    assert_same(step(laid, groups), step(padded, groups), 1e-12)
+    for padded, laid in (GPT2, STRETCHED):
+        assert_same(step(laid, groups), step(padded, groups), 1e-12)
 
 
 @pytest.mark.parametrize("dropped", [False, True], ids=["plain", "dropout"])

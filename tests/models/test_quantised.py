@@ -13,17 +13,22 @@ from families import FAMILIES, save
 from family_runs import configured, opened
 from torch import nn
 
+import tiny
 from rondo.errors import ConfigError
 from rondo.models.kernels import rounded
+from rondo.params import add_client_axis
 
 pytest.importorskip("torchao")
 pytest.importorskip("bitsandbytes")
 
 
-def loaded(tmp_path: Path, bits: str = "int8", family: str = "Llama", adapted: str = "q_proj") -> Any:
+def loaded(
+    tmp_path: Path, bits: str = "int8", family: str = "Llama", adapted: str = "q_proj", *, use_dora: bool = False
+) -> Any:
     config = configured(save(FAMILIES[family], "causal-lm", tmp_path), "causal-lm", [adapted])
-    config = config.model_copy(update={"model": config.model.model_copy(update={"quantization": bits})})
-    return opened(config)[0]
+    adapter = config.adapter.model_copy(update={"use_dora": use_dora})
+    model = config.model.model_copy(update={"quantization": bits})
+    return opened(config.model_copy(update={"model": model, "adapter": adapter}))[0]
 
 
 def test_right_products_are_taken(tmp_path: Path) -> None:
@@ -98,6 +103,23 @@ def test_4_bits_are_those_of_the_checkpoint(family: str, adapted: str, tmp_path:
         elif isinstance(layer, nn.Linear | nn.Embedding | nn.LayerNorm):
             assert torch.equal(layer.weight, plain[path].weight)
     assert found >= 8
+
+
+def test_magnitudes_start_at_the_rounded_rows(tmp_path: Path) -> None:
+    """So the model starts as it is without them; clients in one call are each what it is alone."""
+    network = loaded(tmp_path, "nf4", use_dora=True).network
+    assert network.one_at_a_time is None
+    for path in network.sites:
+        weight = rounded.read_back(network.module.get_submodule(path))
+        torch.testing.assert_close(network.initial[f"{path}.magnitude"], weight.norm(dim=1))
+    batch = tiny.text_batch()
+    start = network(add_client_axis(network.initial), {}, batch)
+    torch.testing.assert_close(start, network.switched_off(batch), rtol=0, atol=1e-5)
+
+
+def test_magnitudes_on_8_bits_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="PEFT merges 8-bit layers without their magnitudes"):
+        loaded(tmp_path, use_dora=True)
 
 
 @pytest.mark.parametrize("trains_first", [True, False])

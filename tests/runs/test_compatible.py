@@ -39,6 +39,7 @@ SECTIONS: Mapping[Option, dict[str, Any]] = {
     "robust mean": {"robust": {"rule": "median", "byzantine": 1}, "clients": {"min_clients": 3}},
     "server optimizer": {"server": {"optimizer": "adam"}},
     "own ranks": {"clients": {"ranks": [1, 2, 1, 2]}},
+    "magnitudes": {"adapter": {"use_dora": True}},
     "local head": {"model": {"head": "local"}},
     "diagnostics": {"evaluation": {"diagnostics_every": 1}},
     "client scores": {"evaluation": {"clients_every": 1}},

@@ -138,6 +138,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "parts of a step": {**DROPPED, "train": {"micro_batch": 5}},
     "checkpointing": {**DROPPED, "train": {"checkpointing": True}},
     "all layers": {"adapter": {**DROPPED["adapter"], "target_modules": "all-linear"}},
+    "magnitudes": {"adapter": {"r": 2, "target_modules": ["query", "value"], "use_dora": True}},
     "the uppermost layer": {"adapter": {**DROPPED["adapter"], "layers_to_transform": [1]}},
     "a frozen head": {**DROPPED, "model": {"head": "frozen"}},
     "a head of its own": {**DROPPED, "model": {"head": "local"}},

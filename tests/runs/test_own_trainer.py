@@ -60,11 +60,17 @@ def difference(results: list[rondo.RunResult]) -> float:
 
 
 @pytest.mark.parametrize(
-    "method", ["fedit", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rolora", "fedex-lora", "fedrep"))]
+    "method",
+    [
+        "fedit",
+        "fedit with magnitudes",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("rolora", "fedex-lora", "fedrep")),
+    ],
 )
 def test_transformers_trainer_is_rondos_own_to_rounding(method: str, config: dict[str, Any], tmp_path: Path) -> None:
     """The oracle of both: steps of AdamW on all rows of a client."""
-    config = changed(config, algorithm={"name": method})
+    config = changed(config, algorithm={"name": method.removesuffix(" with magnitudes")})
+    config = changed(config, adapter={"use_dora": method.endswith("magnitudes")})
     results = [
         rondo.run(changed(config, train={"trainer": name}), run_dir=tmp_path / str(name), device="cpu")
         for name in (None, "transformers")

@@ -22,6 +22,7 @@ Option: TypeAlias = Literal[
     "robust mean",
     "server optimizer",
     "own ranks",
+    "magnitudes",
     "local head",
     "diagnostics",
     "client scores",
@@ -31,7 +32,7 @@ Option: TypeAlias = Literal[
 ]
 """Options: the server opens the sum of uploads alone; differential privacy of clients, by noise of the server or of the
 sites in a masked sum, or of examples (``[privacy]``); robust rules that choose or scale uploads, and those that make a
-mean; ``[server]``; ``clients.ranks``; ``model.head = "local"``; ``evaluation.diagnostics_every``;
+mean; ``[server]``; ``clients.ranks``; ``adapter.use_dora``; ``model.head = "local"``; ``evaluation.diagnostics_every``;
 ``evaluation.clients_every``; both kinds of ``[compression]``; ``clients.mode = "buffered"``."""
 
 OPTIONS: tuple[Option, ...] = get_args(Option)
@@ -60,6 +61,9 @@ def refused(traits: Traits, *, linear: bool) -> Mapping[Option, str]:
         reasons["example DP"] = "it uses gradients otherwise than for steps of single rows, and noise is in these alone"
     if not traits.client_ranks:
         reasons["own ranks"] = "it does not define clients of different ranks"
+    plain_mean = linear and traits.server == "mean" and traits.form == "full" and traits.weighting != "tensors"
+    if traits.least_squares or (traits.needs_factors and not plain_mean):
+        reasons["magnitudes"] = "it does more than average each tensor, and there B A is not a layer's change"
     if traits.least_squares and not traits.keeps.roles:
         reasons["local head"] = "the problem that it is for has no task head"
     elif traits.keeps != everything and (~traits.keeps).roles <= head.roles:

@@ -103,6 +103,9 @@ class AdapterConfig(Section):
     """Alpha per layer name, in place of ``lora_alpha``."""
     use_rslora: bool = False
     """Scale by ``lora_alpha / sqrt(r)``."""
+    use_dora: bool = False
+    """Train the norm of each adapted layer's rows beside the direction W + scale * B A (DoRA). For linear layers, and
+    for methods that average tensors (``rondo list --compat``)."""
     lora_dropout: Fraction = 0.0
     """Probability of dropout before A."""
     init_lora_weights: Literal[True, "gaussian", "orthogonal", "pissa"] = True

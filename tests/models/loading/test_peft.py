@@ -25,13 +25,13 @@ from rondo.algorithms.factors.florg import FLoRG
 from rondo.config import AdapterConfig, ConfigError, load
 from rondo.config.rules.peft_keys import NOT_TAKEN, not_taken
 from rondo.lowrank import GrowingSum, LowRank
-from rondo.models.loading.lent import merge_adapter
+from rondo.models.loading.lent import _by_name, merge_adapter
 from rondo.models.loading.peft import AdapterPlan, plan, read_tensors, stock_model, write_adapter
 from rondo.models.loading.pretrained import fingerprint
 from rondo.models.loading.result_factors import adapter_factors
 from rondo.models.networks.adapted_layer import Site
 from rondo.models.networks.adapted_network import AdaptedNetwork
-from rondo.params import add_client_axis, fresh_factors, pick
+from rondo.params import add_client_axis, fresh_factors, magnitude, pick
 
 
 def structure(module: nn.Module) -> list[tuple[str, type]]:
@@ -369,6 +369,9 @@ RELOADED: dict[str, tuple[str, dict[str, Any]]] = {
     "alphas": ("bert", {"target_modules": ["query", "value"], "alpha_pattern": {"layer.0.*query": 5.5}}),
     "rslora": ("gpt2", {"use_rslora": True, "rank_pattern": {"c_fc": 9}, "alpha_pattern": {"c_attn": 7.0}}),
     "rslora-lm": ("llama-lm", {"use_rslora": True, "rank_pattern": {"q_proj": 7}}),
+    "dora": ("bert", {"use_dora": True}),
+    "dora-conv1d": ("gpt2", {"use_dora": True, "rank_pattern": {"c_fc": 9}}),
+    "dora-lm": ("llama-lm", {"use_dora": True, "use_rslora": True}),
 }
 
 
@@ -399,9 +402,10 @@ def test_stock_peft_gives_the_networks_logits(name: str, changed: bool, tmp_path
         assert read_tensors(tmp_path)[f"{s.path}.A"].shape == (grown, s.shape[1])
 
 
+@pytest.mark.parametrize("use_dora", [False, True])
 @pytest.mark.parametrize("kind", MODELS)
-def test_merged_plain_model_gives_the_networks_logits(kind: str, tmp_path: Path) -> None:
-    run = made(kind)
+def test_merged_plain_model_gives_the_networks_logits(kind: str, use_dora: bool, tmp_path: Path) -> None:
+    run = made(kind, use_dora=use_dora)
     run.write(tmp_path)
     batch = tiny.text_batch()
     fresh = tiny.redraw_head(run.base, 99) if run.head else copy.deepcopy(run.base)
@@ -410,6 +414,30 @@ def test_merged_plain_model_gives_the_networks_logits(kind: str, tmp_path: Path)
     with torch.no_grad():
         difference = (run.logits(batch) - plain(**batch).logits).abs().max()
     assert difference < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2-lm", "llama-lm"])
+def test_magnitudes_start_and_have_gradients_as_in_peft(kind: str) -> None:
+    """In float64: DoRA's loss, and its gradients in A, B and magnitude."""
+    run, batch = made(kind, with_head=False, use_dora=True), tiny.text_batch(rows=1)
+    theirs = peft.get_peft_model(copy.deepcopy(run.base), run.planned.lora, autocast_adapter_dtype=False)
+    theirs.eval()
+    found = {n: p for n, p in _by_name(theirs).items() if n in run.planned.params}
+    assert sorted(found) == sorted(run.planned.params)
+    for name, start in pick(run.planned.params, magnitude).items():
+        torch.testing.assert_close(found[name].detach().float(), start, rtol=1e-6, atol=0)
+    seen = tiny.factors(run.planned.sites, 1)
+    with torch.no_grad():
+        for name, parameter in found.items():
+            parameter.data = seen[name].clone()
+    theirs(**batch).logits.square().mean().backward()
+    leaves = {n: t[None].requires_grad_() for n, t in seen.items()}
+    run.network(leaves, {}, batch).square().mean().backward()
+    allowed = 1e-6 if kind == "llama-lm" else 1e-12  # it normalises in float32
+    for name, parameter in found.items():
+        assert parameter.grad is not None
+        assert leaves[name].grad is not None
+        torch.testing.assert_close(leaves[name].grad[0], parameter.grad, rtol=0, atol=allowed, msg=name)
 
 
 def test_ranks_and_scales_are_written_for_one_layer_each(tmp_path: Path) -> None:
@@ -656,9 +684,7 @@ def test_adapter_other_than_lora_is_refused(tmp_path: Path) -> None:
     assert "is not a LoRA adapter: name one that is" in str(_refused(tmp_path, tiny.bert()))
 
 
-@pytest.mark.parametrize(
-    "options", [{"use_dora": True}, {"bias": "lora_only"}, {"lora_bias": True}, {"trainable_token_indices": [5]}]
-)
+@pytest.mark.parametrize("options", [{"bias": "lora_only"}, {"lora_bias": True}, {"trainable_token_indices": [5]}])
 def test_adapter_that_does_more_than_lora_is_refused(options: dict[str, Any], tmp_path: Path) -> None:
     trained_by_peft("bert", tmp_path, target_modules=["query"], **options)
     _refused(tmp_path, tiny.bert())
@@ -718,7 +744,7 @@ def test_every_start_of_pefts_is_taken_or_explained() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("use_dora", True), ("bias", "all"), ("alora_invocation_tokens", [1]), ("lora_bias", True)]
+    ("key", "value"), [("use_bdlora", True), ("bias", "all"), ("alora_invocation_tokens", [1]), ("lora_bias", True)]
 )
 def test_adapter_with_what_rondo_lacks_is_refused(key: str, value: Any, tmp_path: Path) -> None:
     trained_by_peft("bert", tmp_path, target_modules=["query"])

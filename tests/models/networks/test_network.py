@@ -19,10 +19,11 @@ from rondo.models.networks import adapted_layer
 from rondo.models.networks.adapted_layer import UnsupportedLayer, layer_kind
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.networks.rows import Rows
-from rondo.params import add_client_axis, client_row
+from rondo.params import add_client_axis, client_row, magnitude, pick
 from watched import noted
 
 Case = tuple[Callable[[], Any], tuple[str, ...], Callable[..., dict[str, Tensor]]]
+STRETCHED = " with magnitudes"
 
 CASES: dict[str, Case] = {
     "linear": (tiny.bert, tiny.BERT_LAYERS, tiny.text_batch),
@@ -31,6 +32,7 @@ CASES: dict[str, Case] = {
     "linear-lm": (tiny.llama_lm, ("q_proj", "v_proj", "down_proj"), tiny.text_batch),
     "conv2d": (tiny.convolutions, ("first", "second"), tiny.image_batch),
 }
+CASES |= {name + STRETCHED: CASES[name] for name in ("linear", "conv1d", "linear-lm")}
 
 CLASSIFIER, LANGUAGE = TABLE["sequence-classification"], TABLE["causal-lm"]
 
@@ -39,7 +41,7 @@ CLASSIFIER, LANGUAGE = TABLE["sequence-classification"], TABLE["causal-lm"]
 def case(request: pytest.FixtureRequest) -> tuple[Any, tuple[Any, ...], dict[str, Tensor]]:
     make, endings, batch = CASES[request.param]
     module = make().double()
-    return module, tiny.sites(module, endings), batch()
+    return module, tiny.sites(module, endings, magnitude=request.param.endswith(STRETCHED)), batch()
 
 
 def test_network_without_weights_is_where_it_was_moved() -> None:
@@ -104,10 +106,12 @@ def test_cohort_gradients_equal_each_clients_own(case: Any) -> None:
 
 
 def test_gradients_equal_those_of_merged_weights(case: Any) -> None:
-    """d/dA of f(W + s B A) is s B^T (df/dW), and d/dB is s (df/dW) A^T."""
+    """d/dA of f(W + s B A) is s B^T (df/dW), and d/dB is s (df/dW) A^T. With magnitudes m, df/dW is that of m V / |V|
+    by V, with |V| constant (DoRA, section 4.3), and df/dm is its product with the rows V / |V|."""
     module, sites, batch = case
     params = tiny.factors(sites, 1)
     dense = tiny.merged(module, sites, params).requires_grad_(True)
+    whole = tiny.merged(module, sites, pick(params, ~magnitude))
     dense(**batch).logits.square().mean().backward()
     leaves = {n: t.unsqueeze(0).requires_grad_() for n, t in params.items()}
     AdaptedNetwork(module, sites, ())(leaves, {}, batch).square().mean().backward()
@@ -115,6 +119,13 @@ def test_gradients_equal_those_of_merged_weights(case: Any) -> None:
         grad = dense.get_submodule(s.path).weight.grad
         grad = grad.T if s.kind == "conv1d" else grad.reshape(s.shape)
         a, b = params[f"{s.path}.A"], params[f"{s.path}.B"]
+        if s.magnitude:
+            m, stretched = params[f"{s.path}.magnitude"], dense.get_submodule(s.path).weight.detach()
+            direction = (stretched.T if s.kind == "conv1d" else stretched) / m[:, None]
+            by_magnitude = (grad * direction).sum(1)
+            torch.testing.assert_close(leaves[f"{s.path}.magnitude"].grad[0], by_magnitude, rtol=1e-8, atol=1e-10)
+            weight = whole.get_submodule(s.path).weight
+            grad = grad * (m / (weight.T if s.kind == "conv1d" else weight).norm(dim=1))[:, None]
         torch.testing.assert_close(leaves[f"{s.path}.A"].grad[0], s.scale * b.T @ grad, rtol=1e-8, atol=1e-10)
         torch.testing.assert_close(leaves[f"{s.path}.B"].grad[0], s.scale * grad @ a.T, rtol=1e-8, atol=1e-10)
 
@@ -336,9 +347,9 @@ def test_head_is_trained_or_else_the_initial_one() -> None:
 @pytest.mark.parametrize("counts", [(3, 3, 3), (4, 0, 5), (2, 7)], ids=["even", "uneven", "two"])
 @pytest.mark.parametrize("make", [tiny.bert, tiny.roberta, tiny.distilbert], ids=["bert", "roberta", "distilbert"])
 def test_clients_have_their_own_heads(make: Any, counts: tuple[int, ...]) -> None:
-    """Each client's rows get the same logits, and its head the same gradients, as alone."""
+    """Each client's rows get the same logits, and its head and any magnitudes the same gradients, as alone."""
     module = make().double()
-    sites = tiny.sites(module, ("query", "q_lin", "value"))
+    sites = tiny.sites(module, ("query", "q_lin", "value"), magnitude=make is tiny.roberta)
     network = AdaptedNetwork(copy.deepcopy(module), sites, tiny.head_names(module))
     assert network.one_at_a_time is None
     client_params = [tiny.factors(sites, k) | tiny.head_of(network, 10 + k) for k in range(len(counts))]

@@ -195,6 +195,8 @@ def _whole_checks(config: RunConfig) -> Iterator[Problem]:
     if config.adapter.from_scratch and config.adapter.init_lora_weights is not True:
         message = "both factors are drawn as A is by default: remove init_lora_weights"
         yield Problem("adapter.from_scratch", message)
+    if config.adapter.from_scratch and config.adapter.use_dora:
+        yield Problem("adapter.use_dora", "the norms are those of weights that from_scratch sets to zero: remove it")
 
 
 def _gguf_checks(model: ModelConfig) -> Iterator[Problem]:

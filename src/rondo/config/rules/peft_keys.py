@@ -25,7 +25,6 @@ NOT_BUILT = {
     "bias": _HEAD_ONLY,
     "lora_bias": _HEAD_ONLY,
     "trainable_token_indices": _HEAD_ONLY,
-    "use_dora": _TWO_FACTORS,
     "use_bdlora": _TWO_FACTORS,
     "use_qalora": _TWO_FACTORS,
     "qalora_group_size": _TWO_FACTORS,

@@ -68,6 +68,7 @@ from rondo.params import (
     down,
     gram,
     head,
+    magnitude,
     packed,
     pick,
     up,
@@ -138,6 +139,8 @@ def measure(
     if sites and not any(map(body, whole_names)):
         whole_names = ()
     numbers: Diagnostics = dict.fromkeys(KEYS)
+    if any(map(magnitude, old.shared.params)):
+        return {**numbers, "reason": "with magnitudes (adapter.use_dora) B A is not a layer's change"}
     numbers |= {f"drift_{part}": _drift(*_of_part(old, new, sites, part)) for part in "AB"}
     numbers |= {f"angle_{part}": _angle(*_of_part(old, new, sites, part), part) for part in "AB"}
     numbers["drift_whole"] = _drift(*(pick(sent.seen, whole_names.__contains__) for sent in (old, new)))

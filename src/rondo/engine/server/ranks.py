@@ -84,6 +84,8 @@ def upload_bytes(algorithm: Algorithm[Any], sites: Iterable[Site], rounds: int, 
     for site in sites:
         initial[f"{site.path}.A"] = torch.zeros(site.rank, site.shape[1])
         initial[f"{site.path}.B"] = torch.zeros(site.shape[0], site.rank)
+        if site.magnitude:
+            initial[f"{site.path}.magnitude"] = torch.ones(site.shape[0])
         weights[site.path] = Weight(site.shape, site.scale, functools.partial(torch.zeros, site.shape))
     client, sizes = Client("any", 1, rank), []
     for index in range(min(2, rounds)):

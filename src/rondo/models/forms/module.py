@@ -27,7 +27,7 @@ from rondo.models.networks.checks import check_module
 from rondo.models.networks.network import Base, Network
 from rondo.models.networks.whole_network import WholeNetwork
 from rondo.models.shortcuts.head_inputs import keep_head_inputs
-from rondo.params import BUFFER_PREFIX, HEAD_PREFIX, Params, Role, kaiming, role
+from rondo.params import BUFFER_PREFIX, HEAD_PREFIX, Params, Role, kaiming, magnitude, pick, role
 from rondo.tasks.task import Batch, Example, Task
 
 WEIGHTS = "model.safetensors"
@@ -78,7 +78,7 @@ class WholeModel(Model):
 
     def read(self, folder: Path) -> tuple[Params, Base]:
         """The module gets all tensors that the network does not take, and weights with their factors added, so factors
-        are zero."""
+        are zero and there are no magnitudes."""
         file, module = folder / WEIGHTS, self.network.module
         try:
             state = safetensors.torch.load_file(file)
@@ -94,7 +94,7 @@ class WholeModel(Model):
         module.load_state_dict(state, strict=False)
         seen = {
             n: state[_own_name(n)].to(t) if role(n) in _WHOLE else torch.zeros_like(t)
-            for n, t in self.network.initial.items()
+            for n, t in pick(self.network.initial, ~magnitude).items()
         }
         return seen, {}
 

@@ -215,6 +215,9 @@ def _outline(config: RunConfig, labels: Sequence[str], opened: _Found) -> Transf
     except ConfigError as error:
         problems += error.problems
     problems += _of_whole_training(config)
+    if config.model.quantization == "int8" and any(site.magnitude for site in sites):
+        message = "PEFT merges 8-bit layers without their magnitudes (use_dora): set it to 'nf4', or remove it"
+        problems.append(Problem("model.quantization", message))
     problems += rounded_already(opened.known, config.model.quantization)
     if kind.mixes_rows:
         with loading(config.model.name, "its modules.json"):

@@ -42,7 +42,7 @@ from rondo.models.networks.network import Base, Network
 from rondo.models.shortcuts.choose import Shortened, put_back, shorten
 from rondo.models.shortcuts.head_inputs import keep_head_inputs
 from rondo.models.shortcuts.prefix import Prefix
-from rondo.params import HEAD_PREFIX, Params, on_device
+from rondo.params import HEAD_PREFIX, Params, magnitude, on_device
 from rondo.tasks.language.output_layer import OutputLayer
 from rondo.tasks.task import AnswerEnd, Batch, Example, Task
 
@@ -187,6 +187,9 @@ class AdaptedTransformer(Transformer):
         self._write_modules(folder)
 
     def truncated(self, seen: Params, base: Base, rank: int) -> tuple[Params, float]:
+        if any(map(magnitude, seen)):
+            message = "with magnitudes (use_dora) the nearest product is not the nearest model: leave it out"
+            raise ConfigError.at("--rank", message)
         return truncated(tuple(self.network.sites.values()), seen, base, rank)
 
     def lend(self, seen: Params, base: Base, train: Collection[str]) -> Lent:

@@ -85,13 +85,13 @@ def _state(tensor: Tensor) -> tuple[int, int]:
 
 
 def _by_name(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Factors and head of a PEFT model under Rondo's names."""
+    """Factors, magnitudes and head of a PEFT model under Rondo's names."""
     result = {}
     for key, parameter in model.named_parameters():
         name = key.removeprefix("base_model.model.")
         path, _, factor = name.removesuffix(".default.weight").rpartition(".lora_")
         if path:
-            result[f"{path}.{factor}"] = parameter
+            result[f"{path}.{factor.removesuffix('_vector')}"] = parameter
         elif ".modules_to_save.default" in name:
             result[HEAD_PREFIX + name.replace(".modules_to_save.default", "")] = parameter
     return result

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from rondo.config.inputs import AdapterConfig
 from rondo.config.task_kinds import Kind
 from rondo.errors import ConfigError, Problem, first_of
 from rondo.models.networks.adapted_layer import Site
-from rondo.params import HEAD_PREFIX
+from rondo.params import HEAD_PREFIX, Params, magnitude, module_of, pick
 
 _POOLER = "pooler"
 """Transformers' name for the only layer of a base model that other tasks are saved without."""
@@ -152,6 +153,51 @@ def _near(name: str, names: Sequence[str]) -> str:
     """A hint behind an unknown ``name``: the closest of ``names``, or all."""
     near = difflib.get_close_matches(name, names, n=2)
     return f"; did you mean {' or '.join(map(repr, near))}?" if near else f"; there are: {', '.join(names)}"
+
+
+def unfit(
+    key: str,
+    lora: Any,
+    sites: Sequence[Site],
+    params: Params,
+    unsupported: Mapping[str, Mapping[nn.Module, str]],
+    available: str,
+) -> Iterator[Problem]:
+    """The faults of the layers that PEFT chose by its configuration ``lora``. ``params``: their tensors.
+    ``unsupported``: paths of others, by reason and layer. Warns of names among the targets that match none."""
+    targets, by_config = lora.target_modules, key == "adapter.target_modules"
+    for reason, layers in unsupported.items():
+        first = next(iter(layers.values()))
+        yield Problem(key, f"{first}{others(len(layers) - 1)}: {reason}. Names of such layers here: {available}")
+    too_small = [site for site in sites if site.rank > min(site.shape)]
+    if too_small:
+        yield Problem("adapter.r" if by_config else key, exceeded(too_small, by_config))
+    if isinstance(targets, (set, list)):
+        unmatched = [n for n in sorted(targets) if not any(s.path == n or s.path.endswith("." + n) for s in sites)]
+        if unmatched and sites:
+            message = f"{key}: {', '.join(unmatched)} match no layer; {len(sites)} layers are adapted"
+            warnings.warn(message, stacklevel=2)
+    if not sites and not unsupported:
+        yield Problem(key, f"{_shown(targets)} matches only the task head, which is not adapted; name other layers")
+    if lora.use_dora and lora.lora_dropout > 0:
+        message = "with use_dora PEFT drops the frozen weight's inputs too, which Rondo does not: set lora_dropout to 0"
+        yield Problem("adapter.lora_dropout" if by_config else key, message)
+    for name, norms in pick(params, magnitude).items():
+        if not norms.is_meta and not norms.all():
+            message = f"{module_of(name)} has rows of zeros, which have no direction (use_dora): name other layers"
+            yield Problem(key, message)
+
+
+def no_match(targets: object, available: str, error: Exception) -> str:
+    """The message that says why no layer was chosen and which names could have been."""
+    reason = str(error).split(". ")[0].strip()
+    if not targets or "not found in the base model" in reason:
+        reason = "no layer has such a name"
+    return f"{_shown(targets)} cannot be used: {reason}. Names of layers that can be adapted here: {available}"
+
+
+def _shown(targets: object) -> str:
+    return repr(sorted(targets) if isinstance(targets, (set, list)) else targets)
 
 
 def exceeded(sites: Sequence[Site], by_rank: bool) -> str:

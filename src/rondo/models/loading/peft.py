@@ -11,8 +11,7 @@ import contextlib
 import json
 import math
 import re
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,12 +27,12 @@ from rondo.config.explain import merged as per_key
 from rondo.config.hub import POINTER, pointer_in
 from rondo.config.inputs import AdapterConfig
 from rondo.config.rules.peft_keys import NOT_BUILT
-from rondo.errors import ConfigError, Problem
+from rondo.errors import ConfigError
 from rondo.models.kernels.quiet import quiet
 from rondo.models.loading.learned_classes import LABELS
-from rondo.models.loading.misfits import exceeded, misfit, others, unknown_adapted, unknown_layers
+from rondo.models.loading.misfits import misfit, no_match, unfit, unknown_adapted, unknown_layers
 from rondo.models.loading.result_factors import adapter_factors
-from rondo.models.networks.adapted_layer import Site, UnsupportedLayer, layer_kind
+from rondo.models.networks.adapted_layer import Site, UnsupportedLayer, frozen_matrix, layer_kind
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.networks.network import Base
 from rondo.params import HEAD_PREFIX, Params
@@ -55,7 +54,8 @@ class AdapterPlan:
 
     sites: tuple[Site, ...]
     params: Params
-    """A (r, in) and B (out, r) of every site, by name. With ``start_from``, the saved tensors of the head too."""
+    """A (r, in), B (out, r) and any magnitude (out,) of every site, by name. With ``start_from``, the saved tensors of
+    the head too."""
     lora: peft.LoraConfig
     """PEFT's configuration of the adapters."""
 
@@ -72,7 +72,7 @@ def plan(
     import peft
 
     if config.start_from is not None:
-        return _plan_from(module, config.start_from, task, head)
+        return _plan_from(module, config, config.start_from, task, head)
     paths = [path for path, _ in module.named_modules() if path]
     if problems := list(unknown_layers(config, paths, _adaptable(module, _head_modules(module, head)))):
         raise ConfigError(problems)
@@ -110,8 +110,9 @@ def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed:
             # No modules_to_save: a wrapped head would hide its tensors, and PEFT does not train it here.
             tuner = peft.LoraModel(module, peft.LoraConfig(**{**lora.to_dict(), "modules_to_save": None}), "default")
         except (ValueError, re.error) as error:
-            raise ConfigError.at(key, _no_match(lora.target_modules, available, error)) from None
-    sites, params = [], {}
+            raise ConfigError.at(key, no_match(lora.target_modules, available, error)) from None
+    sites: list[Site] = []
+    params: dict[str, Tensor] = {}
     unsupported: dict[str, dict[nn.Module, str]] = {}
     for path, layer in tuner.model.named_modules():
         if not isinstance(layer, LoraLayer) or any(path == h or path.startswith(h + ".") for h in head_modules):
@@ -119,44 +120,24 @@ def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed:
         base = layer.get_base_layer()
         try:
             kind, shape = layer_kind(base)
+            if lora.use_dora and kind == "conv2d":
+                raise UnsupportedLayer("a convolution cannot have magnitudes (use_dora) here; Linear and Conv1D can")
         except UnsupportedLayer as error:
             unsupported.setdefault(str(error), {}).setdefault(base, path)
             continue
         rank = int(layer.r["default"])
-        sites.append(Site(path, kind, shape, rank, float(layer.scaling["default"]), float(lora.lora_dropout)))
+        scale, dropout = float(layer.scaling["default"]), float(lora.lora_dropout)
+        sites.append(Site(path, kind, shape, rank, scale, dropout, bool(lora.use_dora)))
         params[f"{path}.A"] = _flat(layer.lora_A["default"].weight).reshape(rank, shape[1])
         params[f"{path}.B"] = _flat(layer.lora_B["default"].weight).reshape(shape[0], rank)
+        if lora.use_dora:
+            params[f"{path}.magnitude"] = _flat(torch.linalg.vector_norm(frozen_matrix(base, sites[-1]), dim=1))
     tuner.unload()
     for parameter in trainable:
         parameter.requires_grad_()
-    if problems := list(_problems(key, lora.target_modules, sites, unsupported, available)):
+    if problems := list(unfit(key, lora, sites, params, unsupported, available)):
         raise ConfigError(problems)
     return AdapterPlan(tuple(sites), params, lora)
-
-
-def _problems(
-    key: str,
-    targets: Any,
-    sites: Sequence[Site],
-    unsupported: Mapping[str, Mapping[nn.Module, str]],
-    available: str,
-) -> Iterator[Problem]:
-    """The faults of the layers that PEFT chose. ``unsupported``: paths of others, by reason and layer. Warns of
-    names among ``targets`` that match none."""
-    for reason, layers in unsupported.items():
-        first = next(iter(layers.values()))
-        yield Problem(key, f"{first}{others(len(layers) - 1)}: {reason}. Names of such layers here: {available}")
-    too_small = [site for site in sites if site.rank > min(site.shape)]
-    if too_small:
-        by_rank = key == "adapter.target_modules"
-        yield Problem("adapter.r" if by_rank else key, exceeded(too_small, by_rank))
-    if isinstance(targets, (set, list)):
-        unmatched = [n for n in sorted(targets) if not any(s.path == n or s.path.endswith("." + n) for s in sites)]
-        if unmatched and sites:
-            message = f"{key}: {', '.join(unmatched)} match no layer; {len(sites)} layers are adapted"
-            warnings.warn(message, stacklevel=2)
-    if not sites and not unsupported:
-        yield Problem(key, f"{_shown(targets)} matches only the task head, which is not adapted; name other layers")
 
 
 def _flat(tensor: Tensor) -> Tensor:
@@ -196,25 +177,17 @@ def _adaptable(module: nn.Module, head_modules: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _no_match(targets: object, available: str, error: Exception) -> str:
-    """The message that says why no layer was chosen and which names could have been."""
-    reason = str(error).split(". ")[0].strip()
-    if not targets or "not found in the base model" in reason:
-        reason = "no layer has such a name"
-    return f"{_shown(targets)} cannot be used: {reason}. Names of layers that can be adapted here: {available}"
-
-
-def _shown(targets: object) -> str:
-    return repr(sorted(targets) if isinstance(targets, (set, list)) else targets)
-
-
-def _plan_from(module: nn.Module, folder: str, task: TaskType | None, head: Sequence[str]) -> AdapterPlan:
+def _plan_from(
+    module: nn.Module, config: AdapterConfig, folder: str, task: TaskType | None, head: Sequence[str]
+) -> AdapterPlan:
     """The plan of an adapter that PEFT or an earlier run wrote: its configuration and its factors."""
     import peft
 
     if (pointer := pointer_in(Path(folder))) is not None:
         raise ConfigError.at("adapter.start_from", f"{str(pointer)!r} {POINTER}")
     options = _read_options(folder)
+    if config.use_dora and not options["use_dora"]:
+        raise ConfigError.at("adapter.use_dora", f"{folder!r} has no magnitudes: remove it, or name another adapter")
     planned = _inject(module, peft.LoraConfig(task_type=task, **options), head, 0, "adapter.start_from")
     if not Path(folder, "adapter_model.safetensors").is_file():
         message = f"{folder!r} has no adapter_model.safetensors: name a folder that has its tensors too"
@@ -290,8 +263,12 @@ def _read_options(folder: str) -> dict[str, Any]:
     return options
 
 
+_ENDINGS = {".lora_A.weight": ".A", ".lora_B.weight": ".B", ".lora_magnitude_vector": ".magnitude"}
+"""Ends of PEFT's names in a file, and Rondo's."""
+
+
 def read_tensors(folder: str | Path) -> dict[str, Tensor]:
-    """Read a saved adapter's tensors under Rondo's names: ``<path>.A``, ``<path>.B``, ``head:<name>``."""
+    """Read a saved adapter's tensors under Rondo's names: ``<path>.A``, ``.B``, ``.magnitude``, ``head:<name>``."""
     import peft
 
     loaded = peft.load_peft_weights(str(folder), device="cpu")
@@ -300,7 +277,7 @@ def read_tensors(folder: str | Path) -> dict[str, Tensor]:
         name = key.removeprefix(_KEY)
         if name.endswith(".base_layer.weight"):  # PEFT saves the frozen weight of an adapted output layer too
             continue
-        for ending, factor in ((".lora_A.weight", ".A"), (".lora_B.weight", ".B")):
+        for ending, factor in _ENDINGS.items():
             if name.endswith(ending):
                 result[name.removesuffix(ending) + factor] = tensor.flatten(1) if tensor.dim() > 2 else tensor
                 break
@@ -338,6 +315,8 @@ def write_adapter(
             a, b = a.reshape(-1, module.in_channels, *module.kernel_size), b[:, :, None, None]
         tensors[f"{_KEY}{path}.lora_A.weight"] = a.contiguous()
         tensors[f"{_KEY}{path}.lora_B.weight"] = b.contiguous()
+        if network.sites[path].magnitude:
+            tensors[f"{_KEY}{path}.lora_magnitude_vector"] = seen[f"{path}.magnitude"].float().cpu().contiguous()
     for name, tensor in head.items():
         tensors[_KEY + name.removeprefix(HEAD_PREFIX)] = tensor.float().cpu().contiguous()
     config = peft.LoraConfig(**lora.to_dict())

@@ -18,6 +18,7 @@ from torch.nn import functional
 from rondo.lowrank import GrowingSum
 from rondo.models.kernels.rounded import is_rounded, read_back
 from rondo.models.networks.call import Call
+from rondo.models.networks.magnitude import normalised, row_norms, stretched
 from rondo.models.networks.rows import Rows, to_device
 from rondo.params import Params
 
@@ -83,6 +84,8 @@ class Site:
     """Factor of B A in the adapted layer."""
     dropout: float
     """Probability that training drops an input of the adapter."""
+    magnitude: bool = False
+    """Whether the norms of its rows are trained too (:mod:`rondo.models.networks.magnitude`)."""
 
 
 LayerKind: TypeAlias = Literal["linear", "conv1d", "conv2d"]
@@ -127,8 +130,8 @@ def frozen_matrix(module: nn.Module, site: Site) -> Tensor:
 
 
 def merged_weight(module: nn.Module, site: Site, seen: Params, base: Mapping[str, GrowingSum]) -> Tensor:
-    """The layer's weight, in its own shape, with all that a client's model adds to it: W + base + scale * B A. ``seen``
-    has no client axis; gradients flow to its factors."""
+    """The layer's weight, in its own shape, with all that a client's model adds to it: W + base + scale * B A, with its
+    rows stretched where the site has magnitudes. ``seen`` has no client axis; gradients flow to its tensors."""
     weight = module.weight
     assert isinstance(weight, Tensor)
     change = site.scale * (seen[f"{site.path}.B"] @ seen[f"{site.path}.A"])
@@ -136,7 +139,10 @@ def merged_weight(module: nn.Module, site: Site, seen: Params, base: Mapping[str
         change = change + base[site.path].factors().dense().to(change.dtype)
     if site.kind == "conv1d":
         change = change.mT
-    return weight + change.to(weight).reshape(weight.shape)
+    whole = weight + change.to(weight).reshape(weight.shape)
+    if (magnitude := seen.get(f"{site.path}.magnitude")) is None:
+        return whole
+    return normalised(whole.mT, magnitude).mT if site.kind == "conv1d" else normalised(whole, magnitude)
 
 
 class AdaptedLayer:
@@ -158,7 +164,26 @@ class AdaptedLayer:
             # Scale in the wider of the two types, so that the product is rounded once.
             b = self.site.scale * b.to(torch.promote_types(b.dtype, x.dtype))
             output = self._add(output, self._drop(x), a, b, self.call.rows)
+            if (magnitude := self.call.params.get(f"{path}.magnitude")) is not None:
+                output = self._stretched(output, a, b, magnitude)
         return output
+
+    def _stretched(self, output: Tensor, down: Tensor, up: Tensor, magnitude: Tensor) -> Tensor:
+        """``output`` of W + base + B A with its rows stretched to ``magnitude`` (K, out)."""
+        weight, change = frozen_matrix(self.module, self.site), self.call.base.get(self.site.path)
+        down, up = down.detach().to(weight.dtype), up.detach().to(weight.dtype)
+        if change is not None:
+            added = change.factors().to(weight.dtype)
+            down = torch.cat([down, added.down.expand(len(down), -1, -1)], 1)
+            up = torch.cat([up, added.up.expand(len(up), -1, -1)], 2)
+        factor = magnitude / row_norms(weight, down, up)
+        rows, packing, tokens = self.call.rows, self.call.packing, None
+        if len(factor) > 1 and packing is not None:
+            tokens = packing.clients
+        elif len(factor) > 1 and not rows.even:
+            per_row = output.numel() // (sum(rows.counts) * output.shape[-1])
+            tokens = tuple(count * per_row for count in rows.counts)
+        return stretched(output, factor, self.module.bias, tokens)  # type: ignore[arg-type]
 
     def _changed(self, output: Tensor, x: Tensor, change: GrowingSum) -> Tensor:
         """``output`` with the change of the base, which all clients share."""

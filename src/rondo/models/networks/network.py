@@ -19,7 +19,7 @@ from rondo.models.kernels.out_of_memory import is_out_of_memory
 from rondo.models.networks.adapted_layer import Site, frozen_matrix
 from rondo.models.networks.call import Recomputed
 from rondo.models.networks.rows import Rows
-from rondo.params import Params, add_client_axis, down, on_device, up
+from rondo.params import Params, add_client_axis, down, magnitude, on_device, pick, up
 from rondo.tasks.task import Batch
 
 Base = Mapping[str, GrowingSum]
@@ -87,10 +87,10 @@ class Network(ABC):
 
     @torch.no_grad()
     def switched_off(self, batch: Batch) -> Tensor:
-        """The output on ``batch`` without low-rank factors, and without a change of the base."""
-        factors = down | up
-        zero = {n: torch.zeros((), dtype=t.dtype).expand(t.shape) for n, t in self.initial.items() if factors(n)}
-        params = on_device({**self.initial, **zero}, self.device)
+        """The output on ``batch`` without low-rank factors and magnitudes, and without a change of the base."""
+        factors, initial = down | up, pick(self.initial, ~magnitude)
+        zero = {n: torch.zeros((), dtype=t.dtype).expand(t.shape) for n, t in initial.items() if factors(n)}
+        params = on_device({**initial, **zero}, self.device)
         return self(add_client_axis(params), {}, on_device(batch, self.device))
 
     def on_device(self, base: Base) -> Base:

@@ -15,6 +15,7 @@ import torch
 
 from rondo import algorithms, own_code
 from rondo.algorithm import Algorithm
+from rondo.algorithms.compatible import refused
 from rondo.config.checks import BUILTINS, data_source
 from rondo.config.schema import RunConfig
 from rondo.data.client_rows import Dealt, deal_rows, other_rows, resolved
@@ -35,7 +36,7 @@ from rondo.models.forms.outline import look
 from rondo.models.forms.trial import try_out
 from rondo.models.networks.whole_network import normalises_by_batch
 from rondo.models.shortcuts.choose import SAMPLE
-from rondo.params import adapted_modules, head
+from rondo.params import adapted_modules, head, magnitude
 from rondo.process import computes
 from rondo.runs.assembling.assembly import Assembly, Simulated
 from rondo.runs.assembling.device import find_device
@@ -209,6 +210,10 @@ def _must_train(config: RunConfig, algorithm: Algorithm[Any], model: Model) -> N
         if own_code.is_name(config.algorithm.name):
             message += "; a method of your own that trains whole tensors sets needs_factors=False in its traits"
         raise ConfigError.at("algorithm.name", message)
+    reason = refused(algorithm.traits, linear=algorithm.linear).get("magnitudes")
+    if reason is not None and any(map(magnitude, initial)):
+        message = f"its layers have magnitudes (use_dora). {config.algorithm.name}: {reason}; name another"
+        raise ConfigError.at("adapter.start_from", message)
     if config.train.micro_batch is not None and normalises_by_batch(model.network):
         message = "the network normalises by the batch, and a part of a batch is another batch: remove it"
         raise ConfigError.at("train.micro_batch", message)

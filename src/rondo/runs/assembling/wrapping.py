@@ -128,6 +128,8 @@ def _asked(config: RunConfig, algorithm: Algorithm[Any]) -> Iterator[tuple[Optio
         if getattr(config.clients, key) is not None:
             others = ", ".join(n for n in algorithms.names() if algorithms.entry(n).traits.client_ranks)
             yield "own ranks", f"clients.{key}", f"remove {key}, or take one of {others}"
+    if config.has_factors and config.adapter.use_dora:
+        yield "magnitudes", "adapter.use_dora", "remove it, or take another method (rondo list --compat)"
     otherwise = 'set it to "none", or take another method (rondo list --compat)'
     if config.robust.rule in MEANS:
         choices = ", ".join(r for r in RULES if r not in MEANS)
