@@ -13,6 +13,7 @@ from rondo import params as p
 from rondo.params import Role, Select, role
 
 EXAMPLES = {
+    "encoder.query.magnitude": Role.MAGNITUDE,
     "encoder.layer.0.query.A": Role.DOWN,
     "encoder.layer.0.query.B": Role.UP,
     "q.G": Role.GRAM,
@@ -62,6 +63,7 @@ NAMED = {
     "dense": {Role.DENSE},
     "sketch": {Role.SKETCH},
     "sparse": {Role.SPARSE},
+    "magnitude": {Role.MAGNITUDE},
     "nested": {Role.NESTED},
     "personal": {Role.PERSONAL_DOWN, Role.PERSONAL_UP},
     "head": {Role.HEAD},
@@ -69,7 +71,7 @@ NAMED = {
     "auxiliary": {Role.AUXILIARY},
     "packed": {Role.PACKED},
     "body": {Role.BODY, Role.BUFFER},
-    "whole": {Role.HEAD, Role.BODY, Role.BUFFER},
+    "whole": {Role.HEAD, Role.BODY, Role.BUFFER, Role.MAGNITUDE},
     "everything": set(Role),
     "nothing": set(),
 }
