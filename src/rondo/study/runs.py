@@ -35,7 +35,10 @@ from rondo.runs.assembling.given import NOTHING, Given
 if TYPE_CHECKING:
     from rondo.engine.transport import Observer
 
-_CAME_LATER = (("partition", "deal_tests"), ("train", "lr_ratio"), ("clients", "mode"), ("clients", "staleness"))
+_CAME_LATER = (
+    *(("partition", "deal_tests"), ("train", "lr_ratio"), ("clients", "mode"), ("clients", "staleness")),
+    ("adapter", "use_dora"),
+)
 """Keys that are younger than published records (docs/results/runs): at their default they are not in DIGEST, or every
 run that is there would have another folder by now, and be made again."""
 
