@@ -247,7 +247,9 @@ def main() -> None:
     for name, row in table.items():
         print(f"{name:15} {row['rondo_s']:7.2f} s {row['stock_s']:7.2f} s, stock / Rondo {row['ratio']:.2f}")
     if args.json:
-        args.json.write_text(json.dumps({"clients": args.clients, "rows": args.rows, "rounds": table}, indent=1) + "\n")
+        args.json.write_text(
+            json.dumps({"clients": args.clients, "rows": args.rows, "rounds": table}, indent=1) + "\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

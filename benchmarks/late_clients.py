@@ -47,7 +47,7 @@ def main() -> None:
     for arm, found in curves.items():
         reached = [next((s for s, accuracy in curve if accuracy >= TARGET), None) for curve in found]
         print(f"{arm}: seconds to {TARGET:.0%}: {reached}; at the end {[round(c[-1][1], 3) for c in found]}")
-    args.out.write_text(json.dumps(curves))
+    args.out.write_text(json.dumps(curves), encoding="utf-8")
     if args.picture is not None:
         args.picture.write_bytes(_picture(curves))
 
@@ -58,7 +58,7 @@ def _curve(arm: str, seed: int, rounds: int) -> list[tuple[float, float]]:
     config = load({**DEMO, "seed": seed, "rounds": rounds, "clients": ARMS[arm]})
     with tempfile.TemporaryDirectory() as folder:
         history = rondo.run(config, run_dir=f"{folder}/run").history
-        rows = json.loads(Path(folder, "run", "partition.json").read_text())["clients"]
+        rows = json.loads(Path(folder, "run", "partition.json").read_text(encoding="utf-8"))["clients"]
     slowest = max(float(rows[home]["train"]) * (10 if home == SLOW else 1) for home in rows)
     seconds = list(accumulate(min(slowest, ARMS[arm].get("deadline", slowest)) for _ in history))
     if arm == "buffered":

@@ -37,8 +37,8 @@ def start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> An
 
 @pytest.mark.parametrize("name", DRAWING)
 def test_every_draw_has_the_configured_start(name: str, start: Any) -> None:
-    run = Run(algorithms.get(name, **DRAWING[name]), 0, steps=0)
     with noted(messages, "fresh_factors") as calls:
+        run = Run(algorithms.get(name, **DRAWING[name]), 0, steps=0)
         outcomes = run.step(0)
     assert {call.arguments[2] for call in calls} == {start}
     drawn = [factor for call in calls for factor in call.answer]

@@ -140,7 +140,7 @@ def test_network_without_a_hub_has_them_in_its_weights(tmp_path: Path) -> None:
 
 
 def test_convolution_and_rows_of_zeros_are_refused(config: dict[str, Any], tmp_path: Path) -> None:
-    conv = {"model": {"name": "builtin:cnn"}, "task": {"kind": "image-classification"}}
+    conv = {"model": {"name": "builtin:cnn"}, "task": {"kind": "image-classification", "image_size": 16}}
     conv |= {"partition": {"clients": 2}}
     source = {"data": {"source": "builtin:digits"}, "adapter": {"target_modules": ["conv2"], "use_dora": True}}
     with pytest.raises(ConfigError, match=r"a convolution cannot have magnitudes \(use_dora\) here"):

@@ -64,7 +64,7 @@ def data(tmp_path: Path) -> Path:
     return write_rows(tmp_path / "reviews.csv", reviews(48))
 
 
-def tested(bert: Path, folder: Path, **changes: Any) -> runner.RunResult:
+def with_tests(bert: Path, folder: Path, **changes: Any) -> runner.RunResult:
     """A run with a test set; do not write into its directory."""
     config = settings(bert, data=files(folder, reviews(48), reviews(12, seed=1)), **changes)
     return runner.run(config, run_dir=folder / "run", device="cpu")
@@ -73,12 +73,12 @@ def tested(bert: Path, folder: Path, **changes: Any) -> runner.RunResult:
 @pytest.fixture(scope="module")
 def finished(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> runner.RunResult:
     """With the baseline."""
-    return tested(bert, tmp_path_factory.mktemp("run"), evaluation={"local_only": True, "clients_every": 1})
+    return with_tests(bert, tmp_path_factory.mktemp("run"), evaluation={"local_only": True, "clients_every": 1})
 
 
 @pytest.fixture(scope="module")
 def personal(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> runner.RunResult:
-    return tested(bert, tmp_path_factory.mktemp("personal"), algorithm={"name": "fedsa-lora"})
+    return with_tests(bert, tmp_path_factory.mktemp("personal"), algorithm={"name": "fedsa-lora"})
 
 
 def weights(folder: Path) -> bytes:

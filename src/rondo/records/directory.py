@@ -202,6 +202,6 @@ def to_toml(config: RunConfig, unless_set: Sequence[tuple[str, str]] = ()) -> st
     tree = pruned(config.model_dump(exclude=absent))
     default = RunConfig().model_dump()
     for section, key in unless_set:
-        if tree[section][key] == default[section][key]:
+        if section in tree and tree[section][key] == default[section][key]:
             del tree[section][key]
     return tomli_w.dumps(tree)
