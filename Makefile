@@ -18,7 +18,7 @@ federate-demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-# Slow tests try their cases in turn where SHARE is K/N: of each test those numbered K modulo N. Left out, all.
+# Slow tests try their cases in turn where SHARE is K/N: those whose turn is K, of N. Left out, all.
 SHARE ?= 0/1
 
 # The slow tests that try more options, without those of the next three targets and those that repeat one attack, or

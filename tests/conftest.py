@@ -38,13 +38,13 @@ settings.load_profile("rondo")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--share", default="0/1", help="K/N: of each test's cases those numbered K modulo N, one at least")
+    parser.addoption("--share", default="0/1", help="K/N: the cases whose turn K is, of N turns")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Before -m and -k, the cases of a sweep beyond each n-th become slow ones. After, leave out the other shares: N
-    runs with K from 0 to N - 1 try every case."""
+    runs with K from 0 to N - 1 try every case once, and each test's cases are spread over them."""
     for group in _cases([item for item in items if item.get_closest_marker("slow") is None]):
         for place, item in enumerate(group):
             sweep = item.get_closest_marker("sweep")
@@ -52,7 +52,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.slow)
     yield
     number, shares = map(int, config.getoption("--share").split("/"))
-    kept = {item for group in _cases(items) for item in group[number % min(shares, len(group)) :: shares]}
+    kept = set[pytest.Item]()
+    for place, group in enumerate(_cases(items)):
+        turns = (n * shares // len(group) if len(group) < shares else n % shares for n in range(len(group)))
+        kept |= {item for item, turn in zip(group, turns, strict=True) if turn == (number + place) % shares}
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
 

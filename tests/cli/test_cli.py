@@ -402,6 +402,7 @@ def test_output_that_a_full_disk_does_not_take_is_told(command: tuple[str, ...])
 @pytest.mark.skipif(os.name == "nt", reason="pipes of Windows break in other ways")
 @pytest.mark.parametrize("arguments", [("schema",), ("list",), ("show", "config"), ("--version",), ("show", "nothing")])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.sweep(3)
 def test_reader_that_has_gone_changes_no_exit_code(arguments: tuple[str, ...], unbuffered: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)

@@ -510,7 +510,7 @@ def test_methods_of_a_file_are_compared_each_with_its_own_values(tiny: dict[str,
     assert (one.config.train.lr, two.config.train.lr) == (0.02, 0.9)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_labels_with_one_name_of_a_folder_get_two(processes: int, tiny: dict[str, Any], tmp_path: Path) -> None:
     rates = {"a b": 0.1, "a-b": 0.2}
     methods = {label: {"algorithm": {"name": "fedit"}, "train": {"lr": lr}} for label, lr in rates.items()}
