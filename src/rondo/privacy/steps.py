@@ -86,7 +86,7 @@ class Drawn:
     """The place of its unit among the units drawn."""
     row: Example
     seed: int
-    """Of its random numbers in this step."""
+    """The seed of its random numbers in this step."""
 
     @property
     def chance(self) -> Chance:

@@ -63,7 +63,7 @@ class Spread:
 
     @staticmethod
     def of(values: Sequence[float]) -> Spread:
-        """Of one value or more."""
+        """The spread of one value or more."""
         sd = statistics.stdev(values) if len(values) > 1 else None
         return Spread(statistics.fmean(values), sd, half_interval(values), len(values))
 

@@ -42,7 +42,7 @@ def difference(paired: Paired) -> str:
 
 
 def told_of_differences(of: str, *, seeds: bool) -> str:
-    """What the differences of a table are of, what intervals and p are. ``seeds``: whether they have these."""
+    """The sentence below a table that names its differences, intervals and p. ``seeds``: whether it has the latter."""
     p = "p is two-sided and corrected for all differences of the table (Holm)"
     more = f"with 95 % intervals (Student's t); {p}" if seeds else "of one seed, so without an interval"
     return f"Differences are of {of}, paired by seed, {more}."

@@ -30,7 +30,7 @@ _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", 
 _SHARD = re.compile(r"(.+)-([0-9]+)-of-([0-9]+)")
 """``train-00000-of-00002``."""
 TAGS = "tags such as O and B-PER at their ends"
-"""What most lines of a file of CoNLL's have."""
+"""Most lines of a CoNLL file end so, in words."""
 _SHOWN = 5
 """Most entries of a sentence."""
 

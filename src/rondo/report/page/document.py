@@ -154,7 +154,7 @@ def _lead(groups: Sequence[Group]) -> list[str]:
 
 
 def _trained(groups: Sequence[Group]) -> str:
-    """What was trained, by which methods, on how many clients and rows."""
+    """The sentence that names the task, the methods, and the numbers of clients and rows."""
     runs = [run for group in groups for run in group.runs]
     models = list(dict.fromkeys(_name(run.config["model"]["name"]) for run in runs))
     held = [run.partition["clients"] for run in runs if run.partition.get("clients")]

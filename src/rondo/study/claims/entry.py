@@ -109,7 +109,7 @@ class Bound(Section):
 
 
 class Precondition(Section):
-    """What claims presuppose, measured in the same runs. Without it they are not tested as stated."""
+    """A condition that claims presuppose, measured in the same runs. Without it they are not tested as stated."""
 
     says: str
     """It in one sentence."""
