@@ -165,7 +165,7 @@ def test_one_step_on_one_row_is_refused(plan: Plan, tmp_path: Path, desk: Make) 
 def test_upload_stays_with_little_work_behind_it(work: Any, leaves: bool) -> None:
     """Whatever a method makes of its steps: each of its trainings must be of enough rows and steps."""
     answer = Answer(Client("ann", 15), Upload(Client("ann", 15), {}, 1.0), work=work)
-    assert (Withheld(SAFE, 15, 15, frozenset(), lambda: None)(answer) is None) == leaves
+    assert (Withheld(SAFE, [1] * 15, frozenset(), lambda: None)(answer) is None) == leaves
 
 
 def test_work_behind_an_upload_is_counted(

@@ -118,6 +118,10 @@ class Party:
         """The examples behind its scores."""
         return self.scorer.population.own_rows(self.member)
 
+    def rows(self, examples: Sequence[Example]) -> int:
+        """The number of rows that some of its examples are of: a long row may be several."""
+        return len(self.scorer.task.row_sizes(examples))
+
     def reply(self, request: Request) -> Reply:
         if request.protocol != PROTOCOL:
             return Reply(reason="wrong_protocol", detail=other_protocol(request.protocol))

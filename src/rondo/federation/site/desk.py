@@ -207,7 +207,7 @@ class Desk:
             assert seat is not None
             if self.behind is not None:
                 self.behind.keep()
-            self.parties = seat.parties(self.joining.counts(plan), self._until)
+            self.parties = seat.parties(self._until)
             self._disk, self._sums = seat.disk, sums
             self._plan, self._run = digest, plan.run
             durable.write(self.folder / PLAN, plan.encode())
@@ -347,14 +347,13 @@ class Desk:
     def _cut(self, request: Request, reply: Reply) -> Reply:
         """``reply`` without what its owner keeps back."""
         outgoing, party = self.contract.outgoing, self.parties.get(request.client.id)
-        trained = 0 if party is None else len(party.member.train)
-        loss, scores = reply.loss, reply.scores
-        if not outgoing.losses or trained < outgoing.least_rows_scored:
+        least, loss, scores = outgoing.least_rows_scored, reply.loss, reply.scores
+        if not outgoing.losses or party is None or party.rows(party.member.train) < least:
             loss = None
         if scores and party is not None:
-            if not outgoing.scores or len(party.scored) < outgoing.least_rows_scored:
+            if not outgoing.scores or party.rows(party.scored) < least:
                 scores = {}
-            elif len(party.member.validation) < outgoing.least_rows_scored:  # those beside test rows of its own
+            elif party.rows(party.member.validation) < least:  # those beside test rows of its own
                 scores = {kind: scores[kind] for kind in scores if kind != "validation"}
         loss = _rounded(loss, outgoing.decimals)
         if scores:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
@@ -57,8 +57,8 @@ class Seat:
         if (reason := self._work(Behind.refused)) is not None:
             raise Declined(reason)
 
-    def parties(self, counts: Mapping[str, int], until: threading.Event) -> dict[str, Party]:
-        """The clients, by id. ``counts``: rows of each. ``until``: ends a training before its next step."""
+    def parties(self, until: threading.Event) -> dict[str, Party]:
+        """The clients, by id. ``until``: ends a training before its next step."""
         plan, assembly = self.plan, self.assembly
         embedded, first = terms.embeddings(assembly.model.network.module), cache(assembly.first_state)
         # The server's number of threads gives its bits. More threads than cores would wait for each other.
@@ -76,8 +76,8 @@ class Seat:
             scorer = assembly.scorer(kept)
             scorer = replace(scorer, fitting=replace(scorer.fitting, stop=until))
             own = Member(member.client, member.trained(), tuple(member.validation), tuple(member.test))
-            rows, noted = terms.rows_behind(own, counts[name]), partial(self._work, Behind.note)
-            withheld = Withheld(self.contract, rows, len(own.train), embedded, noted)
+            sizes, noted = terms.row_sizes(assembly, own), partial(self._work, Behind.note)
+            withheld = Withheld(self.contract, sizes, embedded, noted)
             party = Party(own, plan.model, local, scorer, kept, withheld, start)
             if (damage := self.disk.load(party)) is not None:
                 self.told(damage)
@@ -116,10 +116,8 @@ class Withheld:
     """Gives the reason why an upload must not leave, by the work behind it and the tensors in it."""
 
     contract: Contract
-    rows: int
-    """The client's training rows."""
-    examples: int
-    """The examples that they are trained as: windows of long rows, for instance."""
+    sizes: Sequence[int]
+    """See :func:`rondo.federation.site.contract.terms.row_sizes`."""
     embedded: Collection[str]
     noted: Callable[[], str | None]
     """Writes the work behind an upload down, over all runs; gives the reason if none may leave for what is there."""
@@ -127,7 +125,8 @@ class Withheld:
     def __call__(self, answer: Answer) -> str | None:
         rows, steps = self.contract.training.least_rows, self.contract.training.least_steps
         for done, seen in answer.work:
-            if done and (min(seen, self.rows) < rows or (done < steps and seen < self.examples)):
+            few = terms.rows_behind(self.sizes, seen) < rows
+            if done and (few or (done < steps and seen < sum(self.sizes))):
                 return f"less is behind it than the {rows} rows and {steps} steps that its owner wants"
         assert answer.upload is not None
         assert not isinstance(answer.upload, bytes)

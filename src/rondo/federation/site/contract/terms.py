@@ -7,7 +7,9 @@ known once model and rows are there, and nothing has left yet.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 
 from torch import nn
 
@@ -166,10 +168,17 @@ def _pattern(entry: tuple[str, str]) -> Term:
 # --- rows and tensors ---------------------------------------------------------------------------------------------
 
 
-def rows_behind(member: Member, rows: int) -> int:
-    """Training rows of a client of ``rows`` rows, whose examples may be several windows of one row."""
-    trained, held_back = len(member.train), len(member.validation)
-    return min(trained, -(-rows * trained // max(1, trained + held_back)))
+def row_sizes(assembly: Assembly, member: Member) -> Sequence[int]:
+    """What steps count of each of a client's training rows: its examples, which may be several windows. Private steps
+    count rows."""
+    private = assembly.config.guarantee.of_rows
+    return [1] * member.client.num_examples if private else assembly.task.row_sizes(member.train)
+
+
+def rows_behind(sizes: Sequence[int], examples: int) -> int:
+    """The fewest rows that so many ``examples`` of a client can be of. ``sizes``: see :func:`row_sizes`."""
+    before = [0, *accumulate(sorted(sizes, reverse=True))]
+    return bisect_left(before, min(examples, before[-1]))
 
 
 def of_training(
@@ -184,17 +193,18 @@ def of_training(
     """The terms that show once model and rows are there. ``counts``: rows of each client. ``uploads``: its
     :func:`trials`. ``run``: the plan's."""
     training, report = contract.training, assembly.population.report
-    left_out = report["rows_bad"] + report["rows_without_target"]
+    untaught = report["text"].get("answers_beyond_windows", 0)
+    left_out = report["rows_bad"] + report["rows_without_target"] + untaught
     most = contract.rows.largest_left_out
     few = left_out <= most * sum(counts.values())
     names = ", ".join(assembly.population.members)
     yield Term(f"rows left out of {names}", "few" if few else "many", f"{most:.0%} at most", few)
     for name, member in assembly.population.members.items():
-        rows = rows_behind(member, counts[name])
-        enough = rows >= training.least_rows
+        sizes = row_sizes(assembly, member)
+        enough = len(sizes) >= training.least_rows
         yield Term(f"rows of {name}", "enough" if enough else "too few", f"{training.least_rows} at least", enough)
         steps = config.train.local_steps
-        passed = steps is None or steps >= training.least_steps or steps * config.train.batch_size >= len(member.train)
+        passed = steps is None or steps >= training.least_steps or steps * config.train.batch_size >= sum(sizes)
         asked = "a pass over the rows" if steps is None else f"{steps} steps of {config.train.batch_size} rows"
         yield Term(f"steps of {name}", asked, f"{training.least_steps}, or a pass over the rows, at least", passed)
     if training.memory_mb is not None:
