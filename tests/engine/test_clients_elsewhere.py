@@ -500,7 +500,9 @@ def test_clients_score_themselves_and_hostile_scores_are_dropped(name: str) -> N
     assert expected, "clients have validation rows"
     assert scorer.at_clients(server.state, after) == expected
     kind, metric = scorer.kinds[0], scorer.task.primary
-    for false in ({}, {kind: {metric: 1.0}}, {k: {} for k in scorer.kinds}, {"other": {metric: 1.0}}):
+    own = {k: expected[k]["per_client"]["bob"] for k in scorer.kinds}
+    surplus = {k: {**scores, "b" * 999: 1.0} for k, scores in own.items()}
+    for false in ({}, {kind: {metric: 1.0}}, {k: {} for k in scorer.kinds}, {"other": {metric: 1.0}}, surplus):
         post.on_way = lambda client, reply, false=false: [Reply(scores=false).encode() if client == "bob" else reply]  # type: ignore[misc]
         scores = scorer.at_clients(server.state, after)
         assert scores[kind]["per_client"].keys() == {"ann", "cid"}
@@ -588,6 +590,12 @@ def test_request_with_values_of_other_types_is_none(options: dict[str, Any]) -> 
 
 def test_longest_name_of_a_run_is_a_line() -> None:
     assert Request.decode(request(identity=Identity("r" * 1000, "m"))).identity.run == "r" * 1000
+
+
+def test_scores_of_many_classes_with_long_names_arrive() -> None:
+    """A site sends the F1 of each class, and a class has a name of up to a line."""
+    scores = {"clients": {f"f1 of {'n' * 990}{number}": 0.5 for number in range(200)}}
+    assert Reply.decode(Reply(scores=scores).encode()).scores == scores
 
 
 GOOD = {"protocol": 1, "loss": None, "held": None, "scores": None, "reason": "", "detail": ""}

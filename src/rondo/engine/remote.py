@@ -154,11 +154,13 @@ class RemoteScorer(Scorer):
 
     def _are_due(self, scores: Mapping[str, Mapping[str, Any]]) -> bool:
         """Whether these are the kinds of scores that a client owes, or those and "validation" where it has test rows of
-        its own, each with the task's metrics. A score better than
+        its own, each with the task's metrics and no others, which would fill the record. A score better than
         perfect is none: it would choose the best round."""
         known = tasks.metrics_of(self.server.config.task)
+        names = self.task.tally().scores().keys() if known else None  # a task of one's own may have none before a row
         return set(self.kinds) <= scores.keys() <= {*self.kinds, "validation"} and all(
             self.task.primary in metrics
+            and (len(metrics) <= _MOST_OWN if names is None else metrics.keys() <= names)
             and 0 <= metrics.get("examples", 0) <= _MOST_ROWS
             and all(_possible(metrics.get(name), up) for name, up in known.items())
             for metrics in scores.values()
@@ -170,6 +172,8 @@ def _possible(score: float | None, higher_is_better: bool) -> bool:
     return score is None or (score <= 1 + _ROUNDING if higher_is_better else score >= -_ROUNDING)
 
 
+_MOST_OWN = 64
+"""Most metrics of a task of one's own."""
 _ROUNDING = 1e-6
 _MOST_ROWS = 2**40
 """More rows than any client has: the number of rows is a score's weight in a mean."""

@@ -94,8 +94,10 @@ def _has_its_types(request: Request) -> bool:
 _Scores = Mapping[str, Mapping[str, float | None]]
 _MOST = 1e100
 """Beyond any loss or score in single precision, and far from where a sum of them overflows."""
-_NAMES = 64
-"""Most metrics of a client, and most characters of a metric's name."""
+_NAMES = 10_000
+"""Most metrics of a client: some for each class."""
+_LONGEST = 1100
+"""Most characters of a metric's name: it may have that of a class."""
 
 
 def _is_number(value: object) -> bool:
@@ -106,7 +108,7 @@ def _is_number(value: object) -> bool:
 def _is_table(value: object, fits: Callable[[Any], bool]) -> bool:
     """Whether ``value`` has few entries that all fit, each with a name that fits a table."""
     return (
-        isinstance(value, dict) and len(value) <= _NAMES and all(is_line(n, _NAMES) and fits(value[n]) for n in value)
+        isinstance(value, dict) and len(value) <= _NAMES and all(is_line(n, _LONGEST) and fits(value[n]) for n in value)
     )
 
 
