@@ -13,6 +13,7 @@ from desks import Make, asked, contract, with_
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rondo.data.units import Parts
 from rondo.engine.wire.letters import Reply, Request
 from rondo.errors import ConfigError
 from rondo.federation.plan import Plan
@@ -37,10 +38,14 @@ def behind(folder: Path, rows: Sequence[Any], least: int = 3, told: list[str] | 
     return replace(record, **facts)
 
 
-def trained(record: Behind, rows: Sequence[Any], share: float = 0.0) -> list[Any]:
-    """The cells of the first column of the rows that would be trained on."""
+def parted(record: Behind, rows: Sequence[Any], share: float = 0.0, length: int = 99) -> Parts:
+    return record.parts("ann", list(rows), [str(row["text"])[:length] for row in rows], share)
+
+
+def trained(record: Behind, rows: Sequence[Any], share: float = 0.0, length: int = 99) -> list[Any]:
+    """The cells of the first column of the rows that would be trained on, read to ``length``."""
     record.begin()
-    parts = record.parts("ann", list(rows), share)
+    parts = parted(record, rows, share, length)
     record.keep()
     return sorted(rows[place]["text"] for block in parts.blocks for place in block)
 
@@ -124,9 +129,9 @@ def test_larger_blocks_of_a_stricter_contract_are_made_of_those_there_are(tmp_pa
     rows = [text(n) for n in range(30)]
     small, large = behind(tmp_path, rows), behind(tmp_path, rows, least=7)
     small.begin()
-    blocks = [set(block) for block in small.parts("ann", rows, 0.0).blocks]
+    blocks = [set(block) for block in parted(small, rows).blocks]
     small.keep()
-    for block in large.parts("ann", rows, 0.0).blocks:
+    for block in parted(large, rows).blocks:
         assert len(block) >= 7
         assert set(block) == set().union(*(part for part in blocks if part <= set(block)))
 
@@ -137,9 +142,55 @@ def test_opened_cells_are_known_by_the_file(tmp_path: Path) -> None:
     opened = [{**row, "text": np.zeros((2, 2))} for row in raw]
     record = behind(tmp_path, raw)
     record.begin()
-    assert record.parts("ann", opened, 0.0) == record.parts("ann", raw, 0.0)
+    assert parted(record, opened) == parted(record, raw)
     with pytest.raises(ConfigError, match=r"data\.bad_rows: some rows of ann cannot be used, and it does not show"):
-        record.parts("ann", opened[1:], 0.0)
+        parted(record, opened[1:])
+
+
+# --- how rows are read ----------------------------------------------------------------------------------------
+
+
+def read_to(folder: Path, rows: Sequence[Any], *lengths: int, told: list[str] | None = None) -> list[int]:
+    """The numbers of rows that runs train on, one after the other, which read rows to these lengths."""
+    counts = []
+    for seed, length in enumerate(lengths):
+        record = behind(folder, rows, told=told)
+        counts.append(len(trained(record, rows, length=length)))
+        assert record.note(seed, str(length)) is None
+    return counts
+
+
+def test_block_of_a_row_that_few_lengths_cut_is_left_out(tmp_path: Path) -> None:
+    told: list[str] = []
+    long = {"text": "a row of more words", "label": 0}
+    rows = [long, *(text(n) for n in range(10, 19))]
+    (first, cut, again) = read_to(tmp_path, rows, 99, 12, 99, told=told)
+    assert (first, again) == (10, 10)
+    assert cut in (6, 7)
+    assert [line for line in told if "rows that an earlier run read otherwise" in line] == [
+        f"ann: of blocks of 3 rows at least (training.least_rows), some have rows that an earlier run read otherwise: "
+        f"{10 - cut} are left out"
+    ]
+
+
+def test_rows_that_are_read_otherwise_together_hide_each_other(tmp_path: Path) -> None:
+    rows = [{"text": f"a row of more words {n}", "label": 0} for n in range(4)] + [text(n) for n in range(10, 16)]
+    assert read_to(tmp_path, rows, 99, 12, 99) == [10, 10, 10]
+
+
+def test_row_that_two_of_three_lengths_cut(tmp_path: Path) -> None:
+    """Read to 10, four rows are others than to 99, and one is another than to 12."""
+    rows = [{"text": f"a row of more words {n}", "label": 0} for n in range(3)]
+    rows += [{"text": "eleven bytes"[:11], "label": 1}, *(text(n) for n in range(10, 16))]
+    first, cut, more = read_to(tmp_path, rows, 99, 12, 10)
+    assert (first, cut) == (10, 10)
+    assert more == 10, "all four are others than in any run before"
+
+
+def test_plan_that_sent_nothing_has_no_reading(tmp_path: Path) -> None:
+    rows = [{"text": "a row of more words", "label": 0}, *(text(n) for n in range(10, 19))]
+    assert len(trained(behind(tmp_path, rows), rows)) == 10
+    assert len(trained(behind(tmp_path, rows), rows, length=12)) == 10
 
 
 # --- the record ---------------------------------------------------------------------------------------------------
@@ -209,6 +260,18 @@ def test_fractions_that_differ_by_a_row(plan: Plan, request_: Request, tmp_path:
         assert answered(here, one, request_).upload
     assert [len(rows) for rows in sets] == [32, 40, 40, 32]
     assert sets[0] == sets[3]
+
+
+def test_lengths_of_which_one_cuts_a_single_row(plan: Plan, request_: Request, tmp_path: Path, desk: Make) -> None:
+    """With all rows in a step no seed matters, and the difference of both uploads was that row's gradients."""
+    rows = [{**row, "text": row["text"] + " the film was" * (n == 17)} for n, row in enumerate(ROWS)]
+    here, sets = desk(tmp_path, contract=SAFE, rows=rows), []
+    for seed, length in enumerate([32, 8, 32, 6]):
+        one = seeded(plan, seed, task={"max_length": length}, train={"batch_size": 40}, data={"validation_fraction": 0})
+        assert asked(here, one).refused == ""
+        sets.append(len(here.parties["ann"].member.train))
+        assert answered(here, one, request_).upload
+    assert sets == [40, 32, 40, 40]
 
 
 def test_row_more_in_the_file(plan: Plan, tmp_path: Path, desk: Make) -> None:

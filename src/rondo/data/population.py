@@ -322,20 +322,20 @@ def _parts(
         message = "this site holds back blocks of rows, which may divide a person: set data.validation_fraction to 0, "
         raise ConfigError.at("data.hold_out_by", message + "or training.repeats in its contract")
     if parting is not None:
-        return parting(name, with_examples(task, rows, by_row), config.data.validation_fraction).numbers(by_row)
+        used, contents = with_examples(task, rows, by_row), _contents(task, store, by_row)
+        return parting(name, used, contents, config.data.validation_fraction).numbers(by_row)
     persons = persons_of(config.guarantee.group, "privacy.group", task, rows, by_row)
     held = persons_of(column, "data.hold_out_by", task, rows, by_row)
-    deciders = persons or _contents(config, task, store, by_row) if held is None else held
+    alone = config.guarantee.of_rows and config.data.validation_fraction > 0  # each row decides its part
+    deciders = persons or (_contents(task, store, by_row) if alone else None) if held is None else held
     # The key of persons is that of all clients: one may have rows at several.
     generator = run.generator("split", *([name] if held is None else []))
     train, validation = _split(by_row, config.data.validation_fraction, generator, deciders)
     return train, validation, units_of(config, persons, by_row, train)
 
 
-def _contents(config: RunConfig, task: Task, store: Store, by_row: Sequence[range]) -> list[str] | None:
-    """The digest of each row's examples, where a row by itself decides its part; else None."""
-    if not config.guarantee.of_rows or not config.data.validation_fraction:
-        return None
+def _contents(task: Task, store: Store, by_row: Sequence[range]) -> list[str]:
+    """The digest of each row's examples."""
     return [task.digest([store[number] for number in numbers]) for numbers in by_row]
 
 

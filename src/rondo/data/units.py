@@ -65,9 +65,9 @@ class Parts:
         return sorted(owner), sorted(n for i in self.held_back for n in by_row[i]), [owner[n] for n in sorted(owner)]
 
 
-Parting: TypeAlias = Callable[[str, Rows, float], Parts]
-"""Gives the parts of a client's rows, by its id, in place of the run's seed. The number is the largest share to hold
-back."""
+Parting: TypeAlias = Callable[[str, Rows, Sequence[str], float], Parts]
+"""Gives the parts of a client's rows, by its id, in place of the run's seed. The texts are digests of each row's
+examples, and the number is the largest share to hold back."""
 
 
 def with_examples(task: Task, rows: Rows, by_row: Sequence[range]) -> Rows:

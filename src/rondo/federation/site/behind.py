@@ -6,6 +6,9 @@ part of the rows is one over whole blocks. The rows behind two uploads, of whate
 ``least_rows`` rows at least, and so do unions and differences of them. New rows wait until they make a block. A block
 of which a row is gone or changed is left out.
 
+A plan says how rows are read: their columns, their length. Where it reads a few rows otherwise than an earlier one, the
+difference of two uploads is of these rows alone. Their blocks are left out.
+
 The blocks are drawn by a secret of the site. It is in the record, ``behind.rows``, with a keyed digest of each row.
 """
 
@@ -60,12 +63,13 @@ def work_of(plan: Plan, config: RunConfig) -> str:
 @dataclass(frozen=True)
 class _Record:
     """``key``: the secret. ``columns``: those that rows are known by. ``work``: by seed. ``blocks``: the digests of
-    each block's rows."""
+    each block's rows. ``readings``: of each way in which rows were read, the digests of their examples."""
 
     key: bytes
     columns: Sequence[str]
     work: Mapping[str, str] = field(default_factory=dict)
     blocks: Sequence[Sequence[bytes]] = ()
+    readings: Sequence[Mapping[bytes, bytes]] = ()
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,8 @@ class Behind:
     told: Callable[[str], None]
     _made: dict[str, list[list[bytes]]] = field(default_factory=dict)
     """New blocks of each client."""
+    _read_as: dict[str, dict[bytes, bytes]] = field(default_factory=dict)
+    """The digests of the examples of each client's training rows, as :meth:`parts` was last given them."""
 
     def begin(self) -> None:
         """Make the record of a new site. Raises :class:`ConfigError` where that of an older one is missing, damaged or
@@ -94,9 +100,10 @@ class Behind:
         if not (self.folder / FILE).exists():
             self._write(record)
 
-    def parts(self, client: str, rows: Rows, share: float) -> Parts:
-        """The blocks of ``rows``, which are those of ``client`` that a run can use. At most ``share`` of the rows are
-        held back. New blocks are written by :meth:`keep`. Raises :class:`ConfigError`."""
+    def parts(self, client: str, rows: Rows, contents: Sequence[str], share: float) -> Parts:
+        """The blocks of ``rows``, which are those of ``client`` that a run can use. ``contents``: digests of their
+        examples. At most ``share`` of the rows are held back. New blocks are written by :meth:`keep`. Raises
+        :class:`ConfigError`."""
         record = self._read()
         places = {mark: place for place, mark in enumerate(self._marks(record.key, client, rows))}
         known = [block for block in record.blocks if not places.keys().isdisjoint(block)]
@@ -105,9 +112,13 @@ class Behind:
         self._made[client] = made = _joined([[mark] for mark in new], self.least)
         blocks = _joined([*whole, *made], self.least)  # again, for a contract that asks for more rows than before
         train, held_back = _divided(blocks, share)
+        read = {mark: _keyed(record.key, contents[place].encode()) for mark, place in places.items()}
+        alike = _alike(train, read, record.readings, self.least)
+        self._read_as[client] = {mark: read[mark] for block in alike for mark in block}
         lost = len(places) - len(new) - sum(map(len, whole))
-        self._tell(client, 0 if made else len(new), lost, len(held_back))
-        return Parts([[places[mark] for mark in block] for block in train], [places[mark] for mark in held_back])
+        other = sum(map(len, train)) - sum(map(len, alike))
+        self._tell(client, 0 if made else len(new), lost, other, len(held_back))
+        return Parts([[places[mark] for mark in block] for block in alike], [places[mark] for mark in held_back])
 
     def keep(self) -> None:
         """Write new blocks down, before a row of them is trained on. Raises OSError."""
@@ -126,10 +137,13 @@ class Behind:
         )
 
     def note(self, seed: int, work: str) -> str | None:
-        """Write down that ``work`` leaves with this ``seed``. Returns as :meth:`refused`. Raises OSError."""
+        """Write down that ``work`` leaves with this ``seed``, and how its rows are read. Returns as :meth:`refused`.
+        Raises OSError."""
         record = self._read()
-        if str(seed) not in record.work:
-            self._write(replace(record, work={**record.work, str(seed): work}))
+        read = {mark: content for of_client in self._read_as.values() for mark, content in of_client.items()}
+        noted = replace(record, work={str(seed): work, **record.work}, readings=_added(record.readings, read))
+        if noted != record:
+            self._write(noted)
         return self.refused(seed, work)
 
     @property
@@ -137,12 +151,14 @@ class Behind:
         files = f"{FILE} and {self.past.name} in {str(self.folder)!r}"
         return f"or remove {files} to begin again without what has left so far, or set training.repeats = true"
 
-    def _tell(self, client: str, new: int, lost: int, held_back: int) -> None:
+    def _tell(self, client: str, new: int, lost: int, other: int, held_back: int) -> None:
         blocks = f"blocks of {self.least} rows at least (training.least_rows)"
         if new:
             self.told(f"{client}: {new} new rows wait until there are {self.least}: uploads go by {blocks}")
         if lost:
             self.told(f"{client}: of {blocks}, some lack rows that are gone or changed: {lost} rows are left out")
+        if other:
+            self.told(f"{client}: of {blocks}, some have rows that an earlier run read otherwise: {other} are left out")
         if held_back:
             self.told(f"{client}: {held_back} rows are held back, in {blocks}")
 
@@ -165,7 +181,7 @@ class Behind:
         for row in rows:
             cells = [client, *((name, _cell(row[name])) for name in sorted(self.columns) if name in row)]
             content = hmac.digest(key, repr(cells).encode("utf-8", "surrogatepass"), "sha256")
-            marks.append(hmac.digest(key, content + equal[content].to_bytes(8), "sha256")[:_MARK])
+            marks.append(_keyed(key, content + equal[content].to_bytes(8)))
             equal[content] += 1
         return marks
 
@@ -188,12 +204,15 @@ class Behind:
             raise ConfigError.at("--contract", f"{message}: name the same, {self._again}")
         marks = (body[start : start + _MARK] for start in range(0, len(body), _MARK))
         blocks = [[next(marks) for _ in range(size)] for size in header["sizes"]]
-        return _Record(bytes.fromhex(header["key"]), columns, header["work"], blocks)
+        readings = [{next(marks): next(marks) for _ in range(size)} for size in header.get("readings", ())]
+        return _Record(bytes.fromhex(header["key"]), columns, header["work"], blocks, readings)
 
     def _write(self, record: _Record) -> None:
         header = {"key": record.key.hex(), "columns": list(record.columns), "work": dict(record.work)}
-        body = b"".join(mark for block in record.blocks for mark in block)
-        private_file.write(self.folder / FILE, {**header, "sizes": list(map(len, record.blocks))}, body)
+        sizes = {"sizes": list(map(len, record.blocks)), "readings": list(map(len, record.readings))}
+        body = [mark for block in record.blocks for mark in block]
+        body += [mark for reading in record.readings for pair in reading.items() for mark in pair]
+        private_file.write(self.folder / FILE, {**header, **sizes}, b"".join(body))
 
 
 def _joined(parts: Iterable[Sequence[bytes]], least: int) -> list[list[bytes]]:
@@ -210,6 +229,29 @@ def _joined(parts: Iterable[Sequence[bytes]], least: int) -> list[list[bytes]]:
     return [block for block in blocks if len(block) >= least]
 
 
+def _alike(
+    blocks: Sequence[Sequence[bytes]],
+    read: Mapping[bytes, bytes],
+    readings: Sequence[Mapping[bytes, bytes]],
+    least: int,
+) -> Sequence[Sequence[bytes]]:
+    """``blocks`` without those of rows that are ``read`` otherwise than in one of ``readings``, where such rows are
+    fewer than ``least``."""
+    for earlier in readings:
+        other = {mark for block in blocks for mark in block if earlier.get(mark, read[mark]) != read[mark]}
+        if 0 < len(other) < least:  # without their blocks fewer may be left that another reading has otherwise
+            return _alike([block for block in blocks if other.isdisjoint(block)], read, readings, least)
+    return blocks
+
+
+def _added(readings: Sequence[Mapping[bytes, bytes]], read: Mapping[bytes, bytes]) -> list[Mapping[bytes, bytes]]:
+    """``readings`` with another one, which is put to the first that it agrees with."""
+    for place, earlier in enumerate(readings):
+        if all(earlier.get(mark, content) == content for mark, content in read.items()):
+            return [*readings[:place], {**earlier, **read}, *readings[place + 1 :]]
+    return [*readings, read] if read else [*readings]
+
+
 def _divided(blocks: Sequence[Sequence[bytes]], share: float) -> tuple[Sequence[Sequence[bytes]], list[bytes]]:
     """The blocks to train on, and the rows of the others: the first blocks, up to ``share`` of all rows."""
     count, held_back = 0, list[bytes]()
@@ -218,6 +260,10 @@ def _divided(blocks: Sequence[Sequence[bytes]], share: float) -> tuple[Sequence[
         held_back += blocks[count]
         count += 1
     return blocks[count:], held_back
+
+
+def _keyed(key: bytes, content: bytes) -> bytes:
+    return hmac.digest(key, content, "sha256")[:_MARK]
 
 
 def _cell(value: object) -> str:
