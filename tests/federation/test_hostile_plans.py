@@ -77,6 +77,29 @@ def test_chosen_rows_are_not_counted(plan: Plan, tmp_path: Path, desk: Make) -> 
     assert "rows left out of ann" in answer.refused
 
 
+# --- texts and columns that each row would get -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "key"),
+    [
+        ({"kind": "embedding", "anchor": "text", "positive": "text", "negative": ["text"] * 10**5}, "task.negative"),
+        ({"kind": "multiple-choice", "prompt": ["text"] * 10**5, "choices": "text", "answer": "label"}, "task.prompt"),
+        ({"kind": "causal-lm", "prompt": "text", "response": "label", "separator": "good " * 10**6}, "task.separator"),
+        ({"kind": "sequence-classification", "text": "text", "label": "label",
+          "labels": [str(n) for n in range(10**5)] + ["0"]}, "task.labels"),
+        ({"kind": "image-classification", "image": "text", "label": "label", "image_size": 10**6}, "task.image_size"),
+    ],
+    ids=["negatives", "prompts", "separator", "labels", "pictures"],
+)  # fmt: skip
+def test_plan_that_blows_up_each_row(plan: Plan, tmp_path: Path, desk: Make, task: Any, key: str) -> None:
+    """Rows are read before their owner is asked, so memory and time for them must not be the plan's choice."""
+    began = time.monotonic()
+    config = {**plan.config, "task": {"max_length": 32, **task}}
+    assert key in asked(desk(tmp_path, contract=SAFE), replace(plan, config=config)).refused
+    assert time.monotonic() - began < 30
+
+
 # --- rows and steps behind an upload ------------------------------------------------------------------------------
 
 

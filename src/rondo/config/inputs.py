@@ -76,6 +76,8 @@ def _is_day(text: str) -> str:
 
 Name: TypeAlias = Annotated[str, AfterValidator(plain_name)]
 """A name of a column or a class."""
+Phrase: TypeAlias = Annotated[str, Field(max_length=1000)]
+"""A text that is put into every row."""
 Normalization: TypeAlias = Literal["unit", "half", "mnist", "fashion-mnist", "cifar10", "cifar100", "imagenet"]
 Norm: TypeAlias = Literal["batch", "batch-no-statistics", "group"]
 Augmentation: TypeAlias = Literal["none", "crop-flip"]
@@ -202,7 +204,7 @@ class TaskConfig(Section):
     beginning of both answers."""
     response: Name | None = None
     """Column with the response (causal-lm) or the text to write (seq2seq-lm)."""
-    separator: str | None = None
+    separator: Phrase | None = None
     """Text between the columns of the prompt (left out, a blank line), and between prompt and answer without a chat
     template (left out, a newline)."""
     messages: Name | None = None
@@ -215,7 +217,7 @@ class TaskConfig(Section):
     """Column with the right choice (multiple-choice): its text, its letter or its number (from 0)."""
     answer_is: Literal["text", "letter", "number"] | None = None
     """The form of ``answer`` (multiple-choice). Left out, any; a row that can be read in two ways is a bad row."""
-    answer_text: str | None = None
+    answer_text: Phrase | None = None
     """Text of an answer (multiple-choice), with ``{}`` in place of the choice; left out, the choice alone."""
     letters: bool | None = None
     """List the choices below the question, and answer by letter (multiple-choice), as lm-eval for MMLU."""
@@ -279,7 +281,7 @@ class TaskConfig(Section):
     """Most tokens of the response (seq2seq-lm); left out, ``max_length``."""
     image: Name | None = None
     """Column with the picture (image-classification); left out, ``image``."""
-    image_size: Positive | None = None
+    image_size: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Pixels in height and width that pictures are resized to (image-classification). Left out, all must have one
     size."""
     image_shape: Annotated[list[Positive], Field(min_length=3, max_length=3)] | None = None

@@ -6,6 +6,7 @@ A user's own task needs no entry: ``task.kind`` names it as ``package.module:Cla
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -110,17 +111,20 @@ _CHOICES: dict[tuple[str, object], tuple[str, ...]] = {
 
 
 def _labels(task: Mapping[str, Any]) -> Iterator[Problem]:
-    names = task["labels"] or ()
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        yield Problem("task.labels", f"{twice!r} is named twice: name it once")
     several = task["label"] if isinstance(task["label"], list) else None
-    if several is not None and (twice := next((name for name in several if several.count(name) > 1), None)):
-        yield Problem("task.label", f"{twice!r} is named twice: name it once")
     for key in ("labels", "label_separator"):
         if several is not None and task[key] is not None:
             yield Problem(f"task.{key}", "the columns that task.label names are the labels: remove it")
     if task["multi_label"] is False and (several is not None or task["label_separator"] is not None):
         yield Problem("task.multi_label", "false, and task.label or task.label_separator gives several: remove one")
+
+
+def _twice(task: Mapping[str, Any]) -> Iterator[Problem]:
+    """Labels, and columns, that one key names several times: each column would be read as often."""
+    for key in ("label", "labels", "prompt", "choices", "negative", "features"):
+        counts = Counter(task[key] if isinstance(task[key], list) else ())
+        if twice := next((name for name, count in counts.items() if count > 1), None):
+            yield Problem(f"task.{key}", f"{twice!r} is named twice: name it once")
 
 
 def metrics_of(task: TaskConfig) -> Mapping[str, bool]:
@@ -280,6 +284,7 @@ def check(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
     if kind in TABLE:
         yield from _unused(task)
         yield from _labels(task)
+        yield from _twice(task)
         yield from _metric(task)
         yield from TABLE[kind].checks(task, own_data)
     elif task["metric"] is not None and ":" in kind:

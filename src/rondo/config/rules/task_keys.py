@@ -137,8 +137,6 @@ def images(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
 def regression(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
     if task["features"] is None:
         yield Problem("task.features", "name the columns with the numbers to predict from")
-    elif twice := sorted({name for name in task["features"] if task["features"].count(name) > 1}):
-        yield Problem("task.features", f"{twice[0]!r} is named twice: name it once")
     if task["target"] is None:
         yield Problem("task.target", "name the column with the number to predict")
     elif task["target"] in (task["features"] or ()):
