@@ -94,6 +94,9 @@ References
   FSLoRA     Fang et al., "Federated sketching LoRA": a client's model is W0 + s B S A, S = r / m
              on m drawn slots and 0 elsewhere. It moves those columns of B and rows of A, and the
              server's step is the mean of all clients' changes, 0 where a client has none.
+  FLoRIST    Ramesh and Dass, "FLoRIST: singular value thresholding for efficient and accurate
+             federated fine-tuning", Algorithm 1: FLoRA, of whose stack the server keeps the
+             smallest rank p with a share tau of the sum of squared singular values.
   FedMomentum Yan et al., "FedMomentum: preserving LoRA training momentum in federated
              fine-tuning": FedHM, and what its truncation drops goes to the base.
 """
@@ -122,6 +125,8 @@ BALANCE = np.array([1.0, 1.13])  # LoRA-A2: multiplies the rows of the first A
 RATIO = 5.0  # LoRA-A2: the learning rate of B over that of A
 INNER = 0.5  # mFedLoRU: its alpha_A and alpha_B
 STRENGTH = 0.5  # FedRot-LoRA: its lambda
+ENERGY = 0.9  # FLoRIST: its tau
+FRESH = ("flora", "florist")  # begin the names of methods whose clients draw new factors
 # FSLoRA: the slot of each client by round, an input: what the run's streams draw.
 SKETCHES = ({"a": 1, "b": 1}, {"a": 1, "b": 0}, {"a": 1, "b": 0}, {"a": 0, "b": 1})
 RATES = {"fedrot-lora": 0.55, "fedmomentum": 0.3}  # where it is not LR
@@ -189,7 +194,7 @@ def rank_of(name):
 
 def fresh_draws(name, rounds, rng):
     """The random factors of every restart, an input of the algorithm: {drawer: A} by round."""
-    if name.startswith("flora"):  # every client, at the start of every round
+    if name.startswith(FRESH):  # every client, at the start of every round
         return [{c: fresh_a(rng)[: rank_of(name)] for c in ROWS} for _ in range(rounds)]
     if name in ("fedloru", "pfedloru"):  # the server, as a round that accumulates ends
         return [{"server": fresh_a(rng)} if accumulates(t) else None for t in range(rounds)]
@@ -406,6 +411,24 @@ def flora(t, state, base, uploads, draw):
     stack_a = np.vstack([P[c] * uploads[c][A] for c in ROWS])
     assert close(stack_b @ stack_a, mean_product(uploads))
     return {H: average(uploads, H)}, base + SCALE * stack_b @ stack_a, {}
+
+
+def florist(t, state, base, uploads, draw):
+    """Algorithm 1: SVDs of both stacks, then of P = S_B V_B^T U_A S_A = U_P S_P V_P^T; p is the
+    least with sum_{i <= p} S_P^2 >= tau sum S_P^2. s (U_B U_P S_P)[:p] (V_P^T V_A^T)[:p] is
+    merged."""
+    u_b, s_b, vt_b = np.linalg.svd(np.hstack([uploads[c][B] for c in ROWS]), full_matrices=False)
+    u_a, s_a, vt_a = np.linalg.svd(
+        np.vstack([P[c] * uploads[c][A] for c in ROWS]), full_matrices=False
+    )
+    u_p, s_p, vt_p = np.linalg.svd(np.diag(s_b) @ vt_b @ u_a @ np.diag(s_a))
+    share = np.cumsum(s_p**2) / np.sum(s_p**2)
+    p = 1 + np.flatnonzero(share >= ENERGY)[0]
+    assert np.abs(share - ENERGY).min() > 1e-3, share  # the choice is not on an edge
+    b_g, a_g = (u_b @ u_p)[:, :p] * s_p[:p], (vt_p @ vt_a)[:p]
+    dropped = SCALE * np.linalg.norm(s_p[p:])
+    extra = {"truncation": dropped, "kept_rank": p}
+    return {H: average(uploads, H)}, base + SCALE * b_g @ a_g, extra
 
 
 def hetlora(t, state, base, uploads, draw):
@@ -645,6 +668,7 @@ ALGORITHMS = {
     "fedsvd": (3, lambda t: (B,), (), fedsvd),
     "flora": (3, lambda t: (A, B), (), flora),
     "flora-client-scale": (3, lambda t: (A, B), (), flora),
+    "florist": (3, lambda t: (A, B), (), florist),
     "federa": (3, lambda t: (A, B), (), fedavg),
     "hetlora": (3, lambda t: (A, B), (), hetlora),
     "lora-fair": (3, lambda t: (A, B), (), lora_fair),
@@ -666,7 +690,7 @@ ALGORITHMS = {
     "fedmomentum": (3, lambda t: (A, B), (), fedmomentum),
 }
 MOVES_BASE = {"fedex-lora", "flora", "federa", "fedloru", "fedloru-momentum", "pfedloru"}
-MOVES_BASE |= {"mfedloru", "flora-client-scale", "fedmomentum"}
+MOVES_BASE |= {"mfedloru", "flora-client-scale", "florist", "fedmomentum"}
 EXACT = {"ffa-lora", "fed-sb", "rolora", "fedex-lora", "fedsvd", "flora", "lora-a2"}
 EXACT |= {"pfedlora", "pfedlora-together", "pfedlora-weight", "flora-client-scale"}
 EXACT |= {"flexlora-client-scale"}  # two clients of rank 1: nothing is truncated
@@ -706,7 +730,7 @@ def check_mean(name, state, delta, mean, extra):
 
 def local_start(name, client, draw, state):
     """Tensors that a client resets as a round starts."""
-    if name.startswith("flora"):
+    if name.startswith(FRESH):
         return {A: draw[client], B: np.zeros((OUT, rank_of(name)))}
     if name == "flexlora-client-scale":  # B = U_r S_r / s_k, A = V_r^T, r = r_k
         return {A: state[A][:CLIENT_RANK], B: state[B][:, :CLIENT_RANK] / OWN}
@@ -820,7 +844,7 @@ def run(name):
                 uploads[c] = sent | {SLOTS: slots, H: t[H]}
         state, base, extra = server(index, state, base, uploads, draw)
         # private B: no global delta W; FLoRA: no factors, all is in the base
-        delta = None if B in private else base + (0.0 if name.startswith("flora") else delta_w(state, server_model))
+        delta = None if B in private else base + (0.0 if name.startswith(FRESH) else delta_w(state, server_model))
         if B not in private and G not in state:
             check_mean(name, state, delta, average(products, "delta"), extra)
         if name in MOVES_BASE:

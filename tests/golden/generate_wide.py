@@ -30,6 +30,7 @@ METHODS = {
     "florg-unaligned": (products.FLoRGUnaligned, {"offset": True}),
     "flexlora": (products.FlexLoRA, {"split": "both", "client_scale": "rank"}),
     "flora": (products.FLoRA, {"client_scale": "rank"}),
+    "florist": (products.FLoRIST, {"tau": 0.8, "client_scale": "rank"}),
     "fedex-lora": (products.FedExLoRA, {}),
     "federa": (products.FeDeRA, {"aggregation": "product"}),
     "fedsvd": (products.FedSVD, {"period": 2}),

@@ -99,11 +99,26 @@ class FLoRA(FlexLoRA):
         for m in SHAPES:
             stack_b = np.hstack([sent[f"{m}.B"] for sent in uploads.values()])
             stack_a = np.vstack([p[c] * sent[f"{m}.A"] for c, sent in uploads.items()])
-            self.base[m] = self.base[m] + SCALES[m] * stack_b @ stack_a
+            self.base = self.base | {m: self.base[m] + SCALES[m] * stack_b @ stack_a}
         self.state = {H: sum(p[c] * sent[H] for c, sent in uploads.items())}
 
     def model(self):
         return dict(self.base)
+
+
+class FLoRIST(FLoRA):
+    """FLoRA, but of the stack U S V^T only the first p directions go to the base: the fewest whose squares are a share
+    tau of the sum of all."""
+
+    def server(self, t, uploads, p):
+        before = self.base
+        super().server(t, uploads, p)
+        for m in SHAPES:
+            u, sigma, vt = np.linalg.svd(self.base[m] - before[m], full_matrices=False)
+            share = np.cumsum(sigma**2) / np.sum(sigma**2)
+            assert np.abs(share - self.fields["tau"]).min() > 1e-3, share
+            kept = [i for i in range(len(sigma)) if i == 0 or share[i - 1] < self.fields["tau"]]
+            self.base = self.base | {m: before[m] + (u[:, kept] * sigma[kept]) @ vt[kept]}
 
 
 class FedExLoRA(Whole):
