@@ -31,6 +31,9 @@ class Traits:
     said of whole tensors alone, because a mean of factors is not the mean of their products."""
     needs_factors: bool = True
     """It is about low-rank factors. Other methods train whole tensors too, with or without factors beside them."""
+    lossy: bool = False
+    """The server drops what is small in the mean of the uploads, whatever their number. So clients that all reach one
+    model get less than it, and the data decide how much is sent: at most the card's numbers."""
     personal: bool = False
     """Clients keep tensors of their own: each client has its own model, and new clients get a cold-start model."""
     keeps: Select = nothing

@@ -49,6 +49,7 @@ def assert_lawful(
     assert {r.law for r in results} == EVERY_LAW
     assert [r for r in results if r.outcome == "failed" or not isinstance(r.detail, str)] == []
     absent = {"exactness": not algorithm.traits.exact, "raw sum": not algorithm.linear}
+    absent["consensus"] = algorithm.traits.lossy
     problems = [p for seed in seeds for p in problems_of(algorithm, seed)]
     absent["whole tensors"] = all(algorithm.traits.keeps(n) for p in problems for n in pick(p.params, whole))
     assert {r.law for r in results if r.outcome == "not applicable"} == {law for law, is_so in absent.items() if is_so}

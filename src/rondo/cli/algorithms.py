@@ -64,7 +64,7 @@ def list_(
     console.print("linear, one rank: linear if all clients have one rank")
     console.print(
         "clients with different ranks train at the run's scale, alpha / r, which weakens small ranks; "
-        'flexlora and flora take client_scale = "rank"'
+        'flexlora, flora and florist take client_scale = "rank"'
     )
 
 

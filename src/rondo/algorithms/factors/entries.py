@@ -237,6 +237,15 @@ ENTRIES: dict[str, Entry] = {
         up_numbers=formulas.both,
         down_numbers=formulas.both,
     ),
+    "florist": Entry(
+        cls="rondo.algorithms.factors.florist:FLoRIST",
+        summary="FLoRA that keeps the leading part of each layer's stack, by its energy",
+        paper="Ramesh and Dass, MLSys 2026",
+        up="r(in+out)",
+        down="at most min(K*r(in+out),in*out)",
+        up_numbers=formulas.both,
+        down_numbers=formulas.stack,
+    ),
     "fedmomentum": Entry(
         cls="rondo.algorithms.factors.fedmomentum:FedMomentum",
         summary="the leading part of the mean product stays in the factors, the rest is added to the base",
