@@ -91,6 +91,9 @@ References
              client heterogeneity": FlexLoRA whose mean of a slot is over the clients that
              have it; a slot that no client of the round has stays as it is at the server.
              Clients of rank 1 at the run's scale here, and an adapter to start from.
+  RAVAN      Raje et al., "Ravan: multi-head low-rank adaptation for federated fine-tuning":
+             W0 + s sum_i s_i B_i H_i A_i, B_i and A_i frozen. A client trains H_i from the
+             server's and s_i from 1, and sends s_i H_i, whose mean is the next H_i.
   FSLoRA     Fang et al., "Federated sketching LoRA": a client's model is W0 + s B S A, S = r / m
              on m drawn slots and 0 elsewhere. It moves those columns of B and rows of A, and the
              server's step is the mean of all clients' changes, 0 where a client has none.
@@ -113,6 +116,7 @@ SCALE, LR, LOCAL_STEPS = 1.75, 0.1, 3
 ROWS = {"a": 6, "b": 3}
 P = {c: n / sum(ROWS.values()) for c, n in ROWS.items()}
 A, B, C, G, L, R = (f"layer.{x}" for x in "ABCGLR")
+HEAD_SCALES = "layer.s"  # RAVAN: s_i; its H_i are the blocks of rows of C
 PA, PB = "layer.pA", "layer.pB"  # pFedLoRU, pFedLoRA: the personal pair
 AD, AU, BD, BU = (f"layer.{x}" for x in ("Ad", "Au", "Bd", "Bu"))  # mFedLoRU: nested
 D, S = "layer.D", "layer.S"  # pFedLoRA: a whole change; SLoRA: a sparse one's values
@@ -125,6 +129,7 @@ BALANCE = np.array([1.0, 1.13])  # LoRA-A2: multiplies the rows of the first A
 RATIO = 5.0  # LoRA-A2: the learning rate of B over that of A
 INNER = 0.5  # mFedLoRU: its alpha_A and alpha_B
 STRENGTH = 0.5  # FedRot-LoRA: its lambda
+HEADS = 2  # RAVAN
 ENERGY = 0.9  # FLoRIST: its tau
 FRESH = ("flora", "florist")  # begin the names of methods whose clients draw new factors
 # FSLoRA: the slot of each client by round, an input: what the run's streams draw.
@@ -218,11 +223,18 @@ def nested(t):
     return {A: t[A] + INNER * t[AU] @ t[AD], B: t[B] + INNER * t[BU] @ t[BD]}
 
 
+def heads(t):
+    """RAVAN: the rows of C, s_i, B_i, H_i and A_i of each head. Fed-SB has one, and s = 1."""
+    for i in range(len(t[C]) // RANK):
+        rows = slice(i * RANK, (i + 1) * RANK)
+        yield rows, t.get(HEAD_SCALES, np.ones(HEADS))[i], t[L][:, rows], t[C][rows], t[R][rows]
+
+
 def delta_w(t, model=AT_RUNS_SCALE):
     """s B A, FLoRG eq. (1): s L G^T G R, pFedLoRU: s (B A + pB pA), mFedLoRU eq. (82),
     pFedLoRA: s (D + pB pA), or SLoRA's first stage: s D."""
     if C in t:
-        return SCALE * t[L] @ t[C] @ t[R]
+        return SCALE * sum(s_i * b_i @ h_i @ a_i for _, s_i, b_i, h_i, a_i in heads(t))
     if G in t:
         return SCALE * t[L] @ t[G].T @ t[G] @ t[R]
     if S in t:
@@ -247,7 +259,10 @@ def loss_and_grads(w0, t, x, y, model=AT_RUNS_SCALE):
         m = SCALE * t[L].T @ d_w @ t[R].T
         grads[G] = t[G] @ (m + m.T)
     elif C in t:
-        grads[C] = SCALE * t[L].T @ d_w @ t[R].T
+        by_head = [(s_i, h_i, SCALE * b_i.T @ d_w @ a_i.T) for _, s_i, b_i, h_i, a_i in heads(t)]
+        grads[C] = np.vstack([s_i * g for s_i, _, g in by_head])
+        if HEAD_SCALES in t:
+            grads[HEAD_SCALES] = np.array([np.sum(h_i * g) for _, h_i, g in by_head])
     elif S in t:
         grads[S] = model["whole"] * d_w.ravel()[MASK]
     elif D in t:
@@ -279,10 +294,12 @@ def check_gradients(h=1e-5, tolerance=1e-8):
     values = {S: rng.standard_normal(len(MASK)), H: lora[H]}
     points = [(w0, lora), (w0, gram), (moved, lora), (moved, lora | pair)]
     points += [(moved, fed_sb_start(lora))]
+    cores = {C: rng.standard_normal((HEADS * RANK, RANK)), HEAD_SCALES: np.array([1.5, -0.5])}
+    points += [(moved, ravan_start(lora) | cores)]
     points += [(moved, lora | inner), (w0, whole), (w0, whole | pair), (w0, values)]
     worst = 0.0
     for w, t in points:
-        assert len(loss_and_grads(w, t, *data["a"])[1]) == (2 if L in t else len(t))
+        assert len(loss_and_grads(w, t, *data["a"])[1]) == len(t) - 2 * (L in t)
         for x, y in data.values():
             _, grads = loss_and_grads(w, t, x, y)
             for name, grad in grads.items():
@@ -650,6 +667,22 @@ def fed_sb_start(lora):
     return start
 
 
+def ravan_start(lora):
+    """Gram-Schmidt over all heads, so that B_i^T B_j = 0 and A_i A_j^T = 0; H_i = 0."""
+    rng, width = np.random.default_rng(SEED + 37), HEADS * RANK
+    bases = {L: orthonormal(rng, OUT, width), R: orthonormal(rng, IN, width).T}
+    return bases | {C: np.zeros((width, RANK)), H: lora[H]}
+
+
+def folded(t):
+    """What a client of RAVAN sends: s_i H_i."""
+    sent = np.vstack([s_i * h_i for _, s_i, _, h_i, _ in heads(t)])
+    assert np.abs(sent - t[C]).max() > 1e-3  # the s_i have moved
+    out = {n: v for n, v in t.items() if n != HEAD_SCALES} | {C: sent}
+    assert close(delta_w(out), delta_w(t))
+    return out
+
+
 # --- the rounds ---------------------------------------------------------------------
 
 # name: (rounds, trained tensors by 0-based round, kept by the client, server step)
@@ -658,6 +691,7 @@ ALGORITHMS = {
     "ffa-lora": (2, lambda t: (B,), (), fedavg),
     "fed-sb": (3, lambda t: (C,), (), fedavg),
     # Algorithm 1 trains and averages its B first, in the odd rounds counted from 1.
+    "ravan": (3, lambda t: (C, HEAD_SCALES), (), fedavg),
     "rolora": (4, lambda t: (B,) if t % 2 == 0 else (A,), (), fedavg),
     "fedsa-lora": (2, lambda t: (A, B), (B,), fedavg),
     "florg": (2, lambda t: (G,), (), gram_step(procrustes)),
@@ -691,7 +725,7 @@ ALGORITHMS = {
 }
 MOVES_BASE = {"fedex-lora", "flora", "federa", "fedloru", "fedloru-momentum", "pfedloru"}
 MOVES_BASE |= {"mfedloru", "flora-client-scale", "florist", "fedmomentum"}
-EXACT = {"ffa-lora", "fed-sb", "rolora", "fedex-lora", "fedsvd", "flora", "lora-a2"}
+EXACT = {"ravan", "ffa-lora", "fed-sb", "rolora", "fedex-lora", "fedsvd", "flora", "lora-a2"}
 EXACT |= {"pfedlora", "pfedlora-together", "pfedlora-weight", "flora-client-scale"}
 EXACT |= {"flexlora-client-scale"}  # two clients of rank 1: nothing is truncated
 EXACT |= {"fedmomentum"}  # what is truncated goes to the base
@@ -734,6 +768,8 @@ def local_start(name, client, draw, state):
         return {A: draw[client], B: np.zeros((OUT, rank_of(name)))}
     if name == "flexlora-client-scale":  # B = U_r S_r / s_k, A = V_r^T, r = r_k
         return {A: state[A][:CLIENT_RANK], B: state[B][:, :CLIENT_RANK] / OWN}
+    if name == "ravan":
+        return {HEAD_SCALES: np.ones(HEADS)}
     if name == "raflora":
         return {A: state[A][:CLIENT_RANK], B: state[B][:, :CLIENT_RANK]}
     if name == "mfedloru":  # the nested products are zero
@@ -796,6 +832,8 @@ def run(name):
         init = lora | {A: lora[A] * BALANCE[:, None]}
     if name in ADAPTED:  # an adapter to start from
         init = lora | {B: 0.5 * np.random.default_rng(SEED + 31).standard_normal((OUT, RANK))}
+    if name == "ravan":
+        init = ravan_start(lora)
     pair = {PA: fresh_a(rng), PB: np.zeros((OUT, RANK))} if PA in private else {}
     state = start_state(name, init, private)
     local = {c: {n: (init | pair)[n] for n in private} for c in ROWS}
@@ -833,12 +871,14 @@ def run(name):
                 t = descend(w, t, x, y, names, kept=kept, lr=lr, model=model)
             if name == "fedrot-lora":
                 t = turned(index, t, state)
+            if name == "ravan":
+                t = folded(t)
             shared = {n: v for n, v in t.items() if n not in pair}
             products[c] = {"delta": base + delta_w(shared, model)}
             if model["factors"] != SCALE:  # s_k B_k A_k, sent in the run's scale
                 t = t | {B: OWN * t[B]}
             local[c] = {n: t[n] for n in private}
-            uploads[c] = {n: t[n] for n in trained if n not in private}
+            uploads[c] = {n: t[n] for n in trained if n in t and n not in private}
             if name == "lora-a2":
                 sent = {n: t[n][where] for n, where in kept.items()}
                 uploads[c] = sent | {SLOTS: slots, H: t[H]}

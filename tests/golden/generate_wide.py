@@ -24,6 +24,7 @@ METHODS = {
     "fedit": (averages.FedIT, {}),
     "ffa-lora": (averages.FFALoRA, {}),
     "fed-sb": (averages.FedSB, {}),
+    "ravan": (averages.Ravan, {"heads": 2}),
     "rolora": (averages.RoLoRA, {"alternate_for": 0.5}),
     "fedsa-lora": (averages.FedSALoRA, {}),
     "florg": (products.FLoRG, {"offset": True}),
@@ -58,7 +59,7 @@ def golden(name):
     method = cls(problem, fields)
     start = {"state": method.state, "base": {m: c for m, c in method.base.items() if c.any()}}
     expected = method.run()
-    init = gram if name.startswith("florg") else lora
+    init = gram if name.startswith("florg") else start["state"] if name == "ravan" else lora
     clients = {c: {"x": x, "y": y} for c, (x, y) in data.items()}
     if method.ranked:
         clients = {c: d | {"rank": RANKS[c]} for c, d in clients.items()}

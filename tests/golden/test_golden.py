@@ -17,7 +17,7 @@ from numbers_of_files import signed, tensors
 from torch import Tensor
 
 from rondo import algorithms
-from rondo.algorithm import Algorithm, Client, Round, Shared, Upload, Weight
+from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Upload, Weight
 from rondo.algorithms.parts.gram import GramState
 from rondo.algorithms.table import TABLE
 from rondo.lowrank import GrowingSum
@@ -33,6 +33,7 @@ SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
     "fedloru": ("fedloru", {"tau": 2}),
     "fedloru-momentum": ("fedloru", {"tau": 2, "restart": "momentum"}),
     "pfedloru": ("pfedloru", {"tau": 2}),
+    "ravan": ("ravan", {"heads": 2}),
     "lora-fair": ("lora-fair", {"penalty": 0.01}),
     "lora-fair-frobenius": ("lora-fair", {"objective": "frobenius", "penalty": 0.01}),
     "mfedloru": ("mfedloru", {"tau": 2, "nested_scale": 0.5}),
@@ -87,6 +88,8 @@ class Golden:
         init, matrix = tensors(self.data["init"]), tensors(self.data["W0"])
         if "layer.G" in init:  # the file fixes G, L and R, which init would draw
             return GramState(init, {})
+        if "layer.C" in init:  # the file fixes L and R
+            return ServerState(init)
         weight = Weight((matrix.shape[0], matrix.shape[1]), self.data["scale"], lambda: matrix)
         return algorithm.init(init, {"layer": weight}, self.at(0))
 

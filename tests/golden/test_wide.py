@@ -17,7 +17,7 @@ from numbers_of_files import signed, tensors
 from torch import Tensor
 
 from rondo import algorithms
-from rondo.algorithm import Algorithm, Client, Round, Shared, Weight
+from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Weight
 from rondo.algorithms.table import TABLE
 from rondo.lowrank import GrowingSum
 from rondo.params import Params, client_row, stack_clients
@@ -61,8 +61,10 @@ class Wide:
         }
 
     def start(self, algorithm: Algorithm[Any], monkeypatch: pytest.MonkeyPatch) -> Any:
-        """The server's first state. The file fixes what ``init`` draws: G, L and R, and SLoRA's positions."""
+        """The server's first state. The file fixes what ``init`` draws: G, C, L and R, and SLoRA's positions."""
         init, first = tensors(self.data["init"]), self.data["start"]["state"]
+        if "first.C" in init:
+            return ServerState(init)
         if "first.G" not in init:
             masks = iter([torch.tensor(v, dtype=torch.int32) for n, v in first.items() if n.endswith(".I")])
             monkeypatch.setattr(

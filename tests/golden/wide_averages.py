@@ -137,6 +137,28 @@ class FedSB(FedIT):
         return state
 
 
+class Ravan(Whole):
+    """W0 + s sum_i s_i B_i H_i A_i. B_i and A_i are random, not orthonormal, here; H_i starts from 0, and s_i from 1 in
+    every round. s_i H_i is sent and averaged."""
+
+    def start(self):
+        first, state, count = np.random.default_rng(SEED + 41), {H: self.lora[H]}, self.fields["heads"] * RANK
+        for m, (out, inp) in SHAPES.items():
+            bases = {"L": 0.6 * first.standard_normal((out, count)), "R": 0.6 * first.standard_normal((count, inp))}
+            state |= named(m, bases | {"C": np.zeros((count, RANK))})
+        return state
+
+    def train(self, t, client, w, seen):
+        ones = {n: np.ones(self.fields["heads"]) for n in names("s")}
+        after = descend(w, seen | ones, self.data[client], (*names("Cs"), H), lr=self.lr)
+        sent = {H: after[H]}
+        for m in SHAPES:
+            parts = np.split(after[f"{m}.C"], self.fields["heads"])
+            sent[f"{m}.C"] = np.vstack([s_i * h_i for s_i, h_i in zip(after[f"{m}.s"], parts, strict=True)])
+            assert np.abs(after[f"{m}.s"] - 1).max() > 1e-3
+        return sent
+
+
 class FFALoRA(Whole):
     """Only B; A stays as it was drawn."""
 

@@ -64,11 +64,19 @@ def grown(p):
     return p["A"] + NESTED * p["Au"] @ p["Ad"], p["B"] + NESTED * p["Bu"] @ p["Bd"]
 
 
+def heads(p):
+    """RAVAN: s_i, B_i, H_i and A_i of each head; the H_i are stacked in C. Fed-SB has one head, and s = 1."""
+    width = p["C"].shape[1]
+    for i in range(len(p["C"]) // width):
+        rows = slice(i * width, (i + 1) * width)
+        yield p["s"][i] if "s" in p else 1.0, p["L"][:, rows], p["C"][rows], p["R"][rows]
+
+
 def change(t, m, ratio=1.0):
     """The change of layer m's weight. ``ratio``: a client's own scale over the run's, where it has one."""
     p, s = part(t, m), ratio * SCALES[m]
-    if "C" in p:  # Fed-SB
-        return s * p["L"] @ p["C"] @ p["R"]
+    if "C" in p:  # Fed-SB, RAVAN
+        return s * sum(s_i * b @ h @ a for s_i, b, h, a in heads(p))
     if "G" in p:  # FLoRG eq. (1)
         return s * p["L"] @ p["G"].T @ p["G"] @ p["R"]
     if "S" in p:  # SLoRA, stage 1
@@ -86,7 +94,9 @@ def layer_grads(t, m, d, ratio):
         h = s * p["L"].T @ d @ p["R"].T
         g["G"] = p["G"] @ (h + h.T)
     elif "C" in p:
-        g["C"] = s * p["L"].T @ d @ p["R"].T
+        g["C"] = np.vstack([s_i * s * b.T @ d @ a.T for s_i, b, _, a in heads(p)])
+        if "s" in p:
+            g["s"] = np.array([s * np.sum(h * (b.T @ d @ a.T)) for _, b, h, a in heads(p)])
     elif "S" in p:
         g["S"] = s * d.ravel()[p["I"]]
     elif "D" in p:
@@ -154,7 +164,7 @@ def close(a, b):
 def check_gradients(h=1e-6, tolerance=1e-8):
     """The largest gap between the gradients and central differences, at points where no tensor is zero."""
     w0, data, lora, gram, rng = make_problem()
-    pair, inner, whole, values, between = {}, {}, {}, {}, {}
+    pair, inner, whole, values, between, many = {}, {}, {}, {}, {}, {}
     for m, (out, inp) in SHAPES.items():
         lora[f"{m}.B"] = rng.standard_normal((out, RANK))
         pair |= named(m, {"pA": fresh_a(rng, m), "pB": rng.standard_normal((out, RANK))})
@@ -162,10 +172,12 @@ def check_gradients(h=1e-6, tolerance=1e-8):
         inner |= named(m, {n: rng.standard_normal(shape) for n, shape in shapes.items()})
         shapes = {"L": (out, RANK), "C": (RANK, RANK), "R": (RANK, inp)}
         between |= named(m, {n: rng.standard_normal(shape) for n, shape in shapes.items()})
+        shapes = {"L": (out, 2 * RANK), "C": (2 * RANK, RANK), "R": (2 * RANK, inp), "s": (2,)}
+        many |= named(m, {n: rng.standard_normal(shape) for n, shape in shapes.items()})
         whole[f"{m}.D"] = rng.standard_normal((out, inp))
         values |= named(m, {"I": np.array([1, 4, 6]), "S": rng.standard_normal(3)})
     head, worst = {H: lora[H]}, 0.0
-    for t in (lora, gram, lora | pair, lora | inner, whole | head, whole | pair | head, values | head, between | head):
+    for t in (lora, gram, lora | pair, lora | inner, whole | head, whole | pair | head, values | head, between | head, many | head):
         _, grads = loss_and_grads(w0, t, data["b"], 1.5)
         assert len(grads) == len([n for n in t if n[-2:] not in (".L", ".R", ".I")])
         for name, grad in grads.items():
