@@ -32,7 +32,7 @@ class Role(enum.Enum):
     DOWN = "down"  #: ``<module>.A``, (r, in)
     UP = "up"  #: ``<module>.B``, (out, r)
     GRAM = "gram"  #: ``<module>.G``, (r, min(in, out)); the one matrix that FLoRG trains
-    CORE = "core"  #: ``<module>.C``, (r, r); the one matrix that Fed-SB trains
+    CORE = "core"  #: ``<module>.C``, (r, r), which Fed-SB trains, or (h r, r), of RAVAN's h heads
     FIXED = (
         "fixed"  #: ``<module>.L`` (out, k), ``<module>.R`` (k, in) and a scale, ``<module>.s`` (1, 1); never trained
     )
@@ -140,7 +140,7 @@ up = Select(frozenset({Role.UP}))
 gram = Select(frozenset({Role.GRAM}))
 """G, which FLoRG trains."""
 core = Select(frozenset({Role.CORE}))
-"""C, which Fed-SB trains."""
+"""C, which Fed-SB and RAVAN train."""
 fixed = Select(frozenset({Role.FIXED}))
 """Bases and scales that are never trained."""
 dense = Select(frozenset({Role.DENSE}))

@@ -70,9 +70,10 @@ def numbers(text: str, r: int, i: int, o: int, t: int, k: int) -> int:
     ``", and ... more after every tau rounds"`` adds to the value in rounds 10, 20 ...
     ``" after every period rounds, else ..."``: the first part in every round.
     ``", but ... in round 1"`` holds in that round.
+    ``" at most"``: the data decide, and the law of bytes takes less.
     ``", then "`` separates the first five rounds from the rest.
     """
-    phrase, _, more = text.removesuffix(" more after every tau rounds").partition(", and ")
+    phrase, _, more = text.removesuffix(" at most").removesuffix(" more after every tau rounds").partition(", and ")
     if more and t > 0 and t % 10 == 0:
         return numbers(phrase, r, i, o, t, k) + numbers(more, r, i, o, t, k)
     phrase, _, exception = phrase.removesuffix(" in round 1").partition(", but ")
@@ -88,7 +89,7 @@ def numbers(text: str, r: int, i: int, o: int, t: int, k: int) -> int:
     )
     formula = re.sub(r"(?<=[r)])\(", "*(", turns[t % len(turns)])
     formula = re.sub(r"\bout\b", "o", re.sub(r"\bin\b", "i", formula))
-    return int(eval(formula, {"__builtins__": {}, "min": min}, {"r": r, "i": i, "o": o, "K": k}))
+    return int(eval(formula, {"__builtins__": {}, "min": min}, {"r": r, "i": i, "o": o, "K": k, "heads": 4}))
 
 
 @every_entry
@@ -127,7 +128,7 @@ def test_paper_card_agrees_with_its_entry(name: str, entry: Entry) -> None:
     assert re.search(r"Personal: (yes|no)\b", card)[1] == ("yes" if entry.traits.personal else "no")  # type: ignore[index]
     assert bool(re.search(r"Exact: yes\b", card)) == entry.traits.exact
     assert f"here {entry.traits.default_head} by default" in card
-    author, year = re.match(r"(\w+) et al\..*?(\d{4})$", entry.paper).groups()  # type: ignore[union-attr]
+    author, year = re.match(r"(\w+) (?:et al\.|and \w+).*?(\d{4})$", entry.paper).groups()  # type: ignore[union-attr]
     reference = card.partition("Reference:")[2]
     assert author in reference
     assert year in reference

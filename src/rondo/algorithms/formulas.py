@@ -104,6 +104,10 @@ def square(r: int, i: int, o: int, t: int, k: int) -> int:
     return r * r
 
 
+def squares(r: int, i: int, o: int, t: int, k: int, heads: int = 4) -> int:
+    return heads * r * r
+
+
 def _chunk(rank: int, i: int, o: int) -> int:
     """A chunk of the base's change as factors, or the sum of all chunks where that is smaller."""
     return min(rank * (i + o), i * o)

@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-import torch
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, Round, ServerState, Shared, Trainer, Uploads, Weight
-from rondo.lowrank import LowRank, row_basis
-from rondo.params import Params, Role, adapted_modules, core, module_of, normal, pick, role, whole
+from rondo.algorithms.parts.bases import decomposed, drawn, without_cores
+from rondo.params import Params, adapted_modules, core, down, module_of, pick, up, whole
 from rondo.traits import Traits
 
 
@@ -42,11 +41,15 @@ class FedSB(Algorithm[ServerState]):
     traits = Traits(exact=True)
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
-        start = {n: t for n, t in params.items() if role(n) not in (Role.DOWN, Role.UP)}
+        start = pick(params, ~(down | up))
         for path in adapted_modules(params):
             a, b = params[f"{path}.A"], params[f"{path}.B"]
-            tensors = _decomposed(b, a) if bool(b.any()) else _drawn(b, a, round.generator("bases", path))
-            start |= {f"{path}.{letter}": tensor.to(a.dtype) for letter, tensor in zip("LCR", tensors, strict=True)}
+            if bool(b.any()):
+                left, kernel, right = decomposed(b, a)
+            else:
+                left, right = drawn((len(b), a.shape[1]), len(a), round.generator("bases", path))
+                kernel = left.new_zeros(len(a), len(a))
+            start |= {f"{path}.{letter}": t.to(a.dtype) for letter, t in zip("LCR", (left, kernel, right), strict=True)}
         return ServerState(start)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
@@ -58,22 +61,9 @@ class FedSB(Algorithm[ServerState]):
         return _seen(shared.params)
 
 
-def _decomposed(b: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """L, C and R of the product of an adapter's ``b`` (out, r) and ``a`` (r, in), in float64."""
-    u, s, vh = LowRank(b.double(), a.double()).leading(len(a))
-    signs = torch.where(vh.gather(1, vh.abs().argmax(1, keepdim=True)) < 0, -1.0, 1.0).to(vh.dtype)
-    return u * signs.mT, s.diag(), vh * signs
-
-
-def _drawn(b: Tensor, a: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """L and R at random and C = 0, in the shapes of :func:`_decomposed`."""
-    left, right = (row_basis(normal(len(a), width, generator))[1] for width in (len(b), a.shape[1]))
-    return left.mT.contiguous(), left.new_zeros(len(a), len(a)), right
-
-
 def _seen(params: Params) -> dict[str, Tensor]:
     """A = R and B = L C of every module; other tensors stay as they are."""
-    seen = {n: t for n, t in params.items() if role(n) not in (Role.CORE, Role.FIXED)}
+    seen = without_cores(params)
     for name in pick(params, core):
         path = module_of(name)
         seen |= {f"{path}.A": params[f"{path}.R"], f"{path}.B": params[f"{path}.L"] @ params[name]}
