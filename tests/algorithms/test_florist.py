@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 
 from rondo import algorithms
 from rondo.algorithm import Upload
@@ -106,5 +103,7 @@ def test_tau_of_1_is_flora() -> None:
 
 @pytest.mark.parametrize("tau", [0.0, -0.5, 1.5, float("nan")])
 def test_tau_is_a_share(tau: float) -> None:
-    with pytest.raises(ValueError, match=r"tau is a share of the sum of squared singular values, above 0 and at most 1"):
+    with pytest.raises(
+        ValueError, match=r"tau is a share of the sum of squared singular values, above 0 and at most 1"
+    ):
         algorithms.get("florist", tau=tau)

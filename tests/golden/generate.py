@@ -435,9 +435,7 @@ def florist(t, state, base, uploads, draw):
     least with sum_{i <= p} S_P^2 >= tau sum S_P^2. s (U_B U_P S_P)[:p] (V_P^T V_A^T)[:p] is
     merged."""
     u_b, s_b, vt_b = np.linalg.svd(np.hstack([uploads[c][B] for c in ROWS]), full_matrices=False)
-    u_a, s_a, vt_a = np.linalg.svd(
-        np.vstack([P[c] * uploads[c][A] for c in ROWS]), full_matrices=False
-    )
+    u_a, s_a, vt_a = np.linalg.svd(np.vstack([P[c] * uploads[c][A] for c in ROWS]), full_matrices=False)
     u_p, s_p, vt_p = np.linalg.svd(np.diag(s_b) @ vt_b @ u_a @ np.diag(s_a))
     share = np.cumsum(s_p**2) / np.sum(s_p**2)
     p = 1 + np.flatnonzero(share >= ENERGY)[0]

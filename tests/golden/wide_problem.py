@@ -177,7 +177,17 @@ def check_gradients(h=1e-6, tolerance=1e-8):
         whole[f"{m}.D"] = rng.standard_normal((out, inp))
         values |= named(m, {"I": np.array([1, 4, 6]), "S": rng.standard_normal(3)})
     head, worst = {H: lora[H]}, 0.0
-    for t in (lora, gram, lora | pair, lora | inner, whole | head, whole | pair | head, values | head, between | head, many | head):
+    for t in (
+        lora,
+        gram,
+        lora | pair,
+        lora | inner,
+        whole | head,
+        whole | pair | head,
+        values | head,
+        between | head,
+        many | head,
+    ):
         _, grads = loss_and_grads(w0, t, data["b"], 1.5)
         assert len(grads) == len([n for n in t if n[-2:] not in (".L", ".R", ".I")])
         for name, grad in grads.items():

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-import torch
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, Round, ServerState, Shared, Trainer, Uploads, Weight
