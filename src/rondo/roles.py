@@ -32,7 +32,7 @@ class Role(enum.Enum):
     DOWN = "down"  #: ``<module>.A``, (r, in)
     UP = "up"  #: ``<module>.B``, (out, r)
     GRAM = "gram"  #: ``<module>.G``, (r, min(in, out)); the one matrix that FLoRG trains
-    CORE = "core"  #: ``<module>.C``, (r, r), which Fed-SB trains, or (h r, r), of RAVAN's h heads
+    CORE = "core"  #: ``<module>.C``, (r, r), which Fed-SB trains, or (r, r/h), of RAVAN's h heads
     FIXED = (
         "fixed"  #: ``<module>.L`` (out, k), ``<module>.R`` (k, in) and a scale, ``<module>.s`` (1, 1); never trained
     )

@@ -1,5 +1,5 @@
-"""FedASK's two sketches by its paper's Algorithm 1 in NumPy, beside FedSVD whose split is "both": with A frozen, as it is
-under privacy, they are the same method."""
+"""FedASK's two sketches by its paper's Algorithm 1 in NumPy, beside FedSVD whose split is "both": with A frozen, as
+FedASK has it under privacy, they are the same method."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ def heads(state: dict[str, Tensor], path: str, h: int) -> list[tuple[Tensor, Ten
 
 
 def local_training(run: Run, client: Client, h: int) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
-    """One client's gradient descent on H_i, s_i and the task's head from the broadcast and s_i = 1: s_i H_i by layer and
-    head, and the head; and the client's dense change of each layer."""
+    """One client's gradient descent on H_i, s_i and the task's head from the broadcast and s_i = 1: s_i H_i of each
+    layer, and the task's head; and the client's dense change of each layer."""
     state = dict(run.state.params)
     frozen = {path: heads(state, path, h) for path in run.problem.weights}
     free = {("head", 0): state[H_OF].clone().requires_grad_()}
@@ -56,9 +56,9 @@ def local_training(run: Run, client: Client, h: int) -> tuple[dict[str, Tensor],
     return sent, [{path: change(path).detach() for path in frozen}]
 
 
-@pytest.mark.parametrize("h", [1, 3])
+@pytest.mark.parametrize("h", [1, 2, 4])
 def test_rounds_are_those_of_the_paper(h: int) -> None:
-    run, worst = Run(algorithms.get("ravan", heads=h), 0), 0.0
+    run, worst = Run(algorithms.get("ravan", heads=h), 0, TwoLayers.make(0, rank=4)), 0.0
     for index in range(4):
         wanted = {c.id: local_training(run, c, h) for c in run.clients}
         n = sum(c.num_examples for c in run.clients)
@@ -75,41 +75,42 @@ def test_rounds_are_those_of_the_paper(h: int) -> None:
     assert worst < 1e-12
 
 
-def start(h: int, b: Tensor, width: int = 12) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def start(h: int, b: Tensor, width: int = 12) -> tuple[Tensor, dict[str, Tensor]]:
+    """A, and the first state."""
     a = torch.randn(b.shape[1], width, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     weights = {"layer": Weight((len(b), width), 2.0, lambda: torch.zeros(len(b), width))}
     state = algorithms.get("ravan", heads=h).init({"layer.A": a, "layer.B": b}, weights, Round(0, 2, 0, 1))
-    return {"A": a, "B": b}, dict(state.params)
+    return a, dict(state.params)
 
 
 def test_start_by_chance_is_gram_schmidt_over_all_heads() -> None:
-    _, state = start(4, torch.zeros(9, 2, dtype=torch.float64))
+    _, state = start(4, torch.zeros(9, 8, dtype=torch.float64))
     left, right = state["layer.L"], state["layer.R"]
-    assert (tuple(left.shape), tuple(right.shape)) == ((9, 8), (8, 12))
+    assert [tuple(t.shape) for t in state.values()] == [(9, 8), (8, 2), (8, 12)]
     torch.testing.assert_close(left.mT @ left, torch.eye(8).double())
     torch.testing.assert_close(right @ right.mT, torch.eye(8).double())
     assert not state["layer.C"].any()
 
 
-def test_heads_beyond_a_short_side_are_orthonormal_by_blocks() -> None:
-    _, state = start(3, torch.zeros(5, 2, dtype=torch.float64))  # six columns of five numbers
-    left = state["layer.L"]
-    torch.testing.assert_close(left[:, :5].mT @ left[:, :5], torch.eye(5).double())
-    torch.testing.assert_close(left[:, 5].norm(), torch.tensor(1.0).double())
+@pytest.mark.parametrize(("rank", "asked", "heads"), [(8, 4, 4), (6, 4, 3), (3, 2, 1), (1, 4, 1)])
+def test_heads_divide_the_rank(rank: int, asked: int, heads: int) -> None:
+    _, state = start(asked, torch.zeros(9, rank, dtype=torch.float64))
+    assert state["layer.C"].shape == (rank, rank // heads)
 
 
-def test_start_from_an_adapter_is_in_the_first_head() -> None:
-    b = torch.randn(9, 2, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
-    adapter, state = start(3, b)
-    (b_1, h_1, a_1), *others = heads(state, "layer", 3)
-    torch.testing.assert_close(b_1 @ h_1 @ a_1, adapter["B"] @ adapter["A"])
-    assert [float(h_i.norm()) for _, h_i, _ in others] == [0.0, 0.0]
+def test_heads_share_the_directions_of_an_adapter_to_start_from() -> None:
+    b = torch.randn(9, 6, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    a, state = start(3, b)
+    parts = [b_i @ h_i @ a_i for b_i, h_i, a_i in heads(state, "layer", 3)]
+    torch.testing.assert_close(torch.stack(parts).sum(0), b @ a)
+    norms = [float(part.norm()) for part in parts]
+    assert norms == sorted(norms, reverse=True)
 
 
 @pytest.mark.parametrize("axis", [False, True], ids=["server", "clients"])
 def test_view_folds_the_scales(axis: bool) -> None:
     algorithm: Any = algorithms.get("ravan", heads=3)
-    problem = TwoLayers.make(seed=0)
+    problem = TwoLayers.make(seed=0, rank=3)
     state = dict(algorithm.init(problem.params, problem.weights, Round(0, 2, 0, 3)).params)
     draw = torch.Generator().manual_seed(1)
     for path in problem.weights:

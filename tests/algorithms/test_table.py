@@ -17,7 +17,7 @@ from page_tables import filled, tables
 import rondo
 from rondo import algorithms
 from rondo.algorithm import Algorithm
-from rondo.algorithms import TABLE, Entry, UnknownAlgorithm
+from rondo.algorithms import TABLE, Entry, UnknownAlgorithm, formulas
 from rondo.algorithms.entries import declared
 from rondo.study.claims import entry as claims
 
@@ -89,7 +89,11 @@ def numbers(text: str, r: int, i: int, o: int, t: int, k: int) -> int:
     )
     formula = re.sub(r"(?<=[r)])\(", "*(", turns[t % len(turns)])
     formula = re.sub(r"\bout\b", "o", re.sub(r"\bin\b", "i", formula))
-    return int(eval(formula, {"__builtins__": {}, "min": min}, {"r": r, "i": i, "o": o, "K": k, "heads": 4}))
+    return int(
+        eval(
+            formula, {"__builtins__": {}, "min": min}, {"r": r, "i": i, "o": o, "K": k, "heads": formulas.divisor(r, 4)}
+        )
+    )
 
 
 @every_entry

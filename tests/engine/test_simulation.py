@@ -404,7 +404,8 @@ def test_traffic_equals_the_tables_formulas(name: str, policy: str) -> None:
     for t, record in enumerate(run(sim, 3)):
         assert record["bytes_up"] == 3 * (formula(sim, entry.up_numbers, t) + shared_head)
         assert record["bytes_first_contact"] == 0
-        assert record["bytes_down"] == (0 if t == 0 else 3 * (formula(sim, entry.down_numbers, t) + shared_head))
+        most = 0 if t == 0 else 3 * (formula(sim, entry.down_numbers, t) + shared_head)
+        assert record["bytes_down"] == most or (entry.traits.lossy and record["bytes_down"] < most)
 
 
 def test_factors_of_a_folder_are_sent(tmp_path: Path) -> None:

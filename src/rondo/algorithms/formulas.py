@@ -104,8 +104,13 @@ def square(r: int, i: int, o: int, t: int, k: int) -> int:
     return r * r
 
 
+def divisor(r: int, most: int) -> int:
+    """The largest number up to ``most`` that divides ``r``."""
+    return max(n for n in range(1, most + 1) if r % n == 0)
+
+
 def squares(r: int, i: int, o: int, t: int, k: int, heads: int = 4) -> int:
-    return heads * r * r
+    return r * r // divisor(r, heads)
 
 
 def _chunk(rank: int, i: int, o: int) -> int:

@@ -239,10 +239,10 @@ ENTRIES: dict[str, Entry] = {
     ),
     "ravan": Entry(
         cls="rondo.algorithms.factors.ravan:Ravan",
-        summary="several r x r matrices between frozen bases, each with a trained scale",
+        summary="Fed-SB with several smaller matrices between the bases, each with a trained scale",
         paper="Raje et al., NeurIPS 2025",
-        up="heads*r*r",
-        down="heads*r*r",
+        up="r*r/heads",
+        down="r*r/heads",
         up_numbers=formulas.squares,
         down_numbers=formulas.squares,
     ),

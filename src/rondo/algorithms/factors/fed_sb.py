@@ -7,7 +7,7 @@ from typing import final
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, Round, ServerState, Shared, Trainer, Uploads, Weight
-from rondo.algorithms.parts.bases import decomposed, drawn, without_cores
+from rondo.algorithms.parts.bases import bases, without_cores
 from rondo.params import Params, adapted_modules, core, down, module_of, pick, up, whole
 from rondo.traits import Traits
 
@@ -44,12 +44,8 @@ class FedSB(Algorithm[ServerState]):
         start = pick(params, ~(down | up))
         for path in adapted_modules(params):
             a, b = params[f"{path}.A"], params[f"{path}.B"]
-            if bool(b.any()):
-                left, kernel, right = decomposed(b, a)
-            else:
-                left, right = drawn((len(b), a.shape[1]), len(a), round.generator("bases", path))
-                kernel = left.new_zeros(len(a), len(a))
-            start |= {f"{path}.{letter}": t.to(a.dtype) for letter, t in zip("LCR", (left, kernel, right), strict=True)}
+            tensors = bases(b, a, round.generator("bases", path))
+            start |= {f"{path}.{letter}": t.to(a.dtype) for letter, t in zip("LCR", tensors, strict=True)}
         return ServerState(start)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:

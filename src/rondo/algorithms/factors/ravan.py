@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
+import torch
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, Round, ServerState, Shared, Trainer, Uploads, Weight
-from rondo.algorithms.parts.bases import decomposed, drawn, without_cores
+from rondo.algorithms.formulas import divisor
+from rondo.algorithms.parts.bases import bases, without_cores
 from rondo.params import (
     AUXILIARY_PREFIX,
     Params,
@@ -28,19 +30,19 @@ from rondo.traits import Traits
 class Ravan(Algorithm[ServerState]):
     """Several heads of frozen bases; the small matrix between the bases of each is trained, and a scale of each head.
 
-    Update, with p_k the participants' weights, summing to 1, and heads i = 1 .. h, each of rank r::
+    Update, with p_k the participants' weights, summing to 1, and heads i = 1 .. h, each of rank r / h::
 
         delta W = scale * sum_i s_i L_i C_i R_i
         client k:  s_i <- 1;   (C_i, s_i)_k <- local training of all heads, L_i and R_i fixed
         server:    C_i <- sum_k p_k (s_i C_i)_k
 
-    With the numbers of one matrix of rank q, h heads of rank q / sqrt(h) give a change of rank up to q sqrt(h).
+    At the same bytes a change has sqrt(h) times the rank of Fed-SB's.
     Start: columns of [L_1 .. L_h] and rows of the R_i are orthonormal over all heads, drawn from the run's seed, and
-    C_i = 0. Where h r is more than a side of the layer, each block of as many as that side is. An adapter to start from
-    is the first head: L_1, C_1 and R_1 are its singular value decomposition.
-    Symbols: the paper's B_i, H_i and A_i are L_i (out x r), C_i (r x r) and R_i (r x in) here; the C_i are stacked.
-    Fields: ``heads`` is h. With 1 it is Fed-SB with a scale that is trained.
-    Uploads: h r^2 numbers per module. Down: the same; a client makes L_i and R_i itself. s_i stays in the client's
+    C_i = 0. An adapter to start from is decomposed, B A = U S V^T, and the heads share its directions in order.
+    Symbols: the paper's B_i, H_i and A_i are L_i (out x r/h), C_i (r/h x r/h) and R_i (r/h x in) here, so r is the rank
+    of the whole change. The C_i are stacked.
+    Fields: ``heads`` is h, or the largest number below it that divides r is. With 1 it is Fed-SB with a trained scale.
+    Uploads: r^2 / h numbers per module. Down: the same; a client makes L_i and R_i itself. s_i stays in the client's
     round.
     Exact: yes, for any weights and any subset of clients, as Fed-SB.
     Linear: yes.
@@ -64,19 +66,16 @@ class Ravan(Algorithm[ServerState]):
         start = pick(params, ~(down | up))
         for path in adapted_modules(params):
             a, b = params[f"{path}.A"], params[f"{path}.B"]
-            rank, shape = len(a), (len(b), a.shape[1])
-            left, right = drawn(shape, self.heads * rank, round.generator("bases", path))
-            cores = left.new_zeros(self.heads * rank, rank)
-            if bool(b.any()):
-                first, kernel, last = decomposed(b, a)
-                found = len(kernel)
-                left[:, :found], cores[:found, :found], right[:found] = first, kernel, last
+            left, kernel, right = bases(b, a, round.generator("bases", path))
+            heads = divisor(len(kernel), self.heads)
+            blocks = torch.eye(len(kernel) // heads).to(kernel).repeat(heads, 1)
+            cores = kernel.diagonal()[:, None] * blocks
             start |= {f"{path}.{letter}": t.to(a) for letter, t in zip("LCR", (left, cores, right), strict=True)}
         return ServerState(start)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         cores = pick(shared.params, core)
-        ones = {_scales(n): t.new_ones(len(t), self.heads, 1, 1) for n, t in cores.items()}
+        ones = {_scales(n): t.new_ones(len(t), t.shape[-2] // t.shape[-1], 1, 1) for n, t in cores.items()}
         fit = trainer.fit(
             {**shared.params, **ones},
             train=core | auxiliary | whole,
@@ -95,7 +94,7 @@ def _scales(name: str) -> str:
 
 
 def _folded(params: Params, name: str) -> Tensor:
-    """s_i C_i of a module's heads, (..., h, r, r), ``name`` being that of its cores; s_i = 1 at the server."""
+    """s_i C_i of a module's heads, (..., h, r/h, r/h), ``name`` being that of its cores; s_i = 1 at the server."""
     cores = params[name].unflatten(-2, (-1, params[name].shape[-1]))
     return params[_scales(name)] * cores if _scales(name) in params else cores
 

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from rondo.lowrank import LowRank, row_basis
 from rondo.params import Params, Role, normal, role
 
 
-def decomposed(b: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """L, C and R of the product of an adapter's ``b`` (out, r) and ``a`` (r, in), in float64: its singular value
-    decomposition, the largest entry of each row of R positive."""
+def bases(b: Tensor, a: Tensor, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """L, C and R in float64 for an adapter's ``b`` (out, r) and ``a`` (r, in): the singular value decomposition of
+    their product, the largest entry of each row of R positive; if it is zero, orthonormal L and R at random, and C = 0.
+    """
+    if not bool(b.any()):
+        left, right = (row_basis(normal(len(a), width, generator))[1] for width in (len(b), a.shape[1]))
+        return left.mT.contiguous(), left.new_zeros(len(a), len(a)), right
     u, s, vh = LowRank(b.double(), a.double()).leading(len(a))
     signs = torch.where(vh.gather(1, vh.abs().argmax(1, keepdim=True)) < 0, -1.0, 1.0).to(vh.dtype)
     return u * signs.mT, s.diag(), vh * signs
-
-
-def drawn(shape: tuple[int, int], rank: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """L and R at random, in float64, for a matrix of ``shape`` (out, in). Columns of L and rows of R are orthonormal, or
-    each block of as many as their length, where there are more."""
-    left, right = (
-        torch.cat([row_basis(block)[1] for block in normal(rank, width, generator).split(width)]) for width in shape
-    )
-    return left.mT.contiguous(), right
 
 
 def without_cores(params: Params) -> dict[str, Tensor]:
