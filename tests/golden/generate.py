@@ -91,6 +91,9 @@ References
              client heterogeneity": FlexLoRA whose mean of a slot is over the clients that
              have it; a slot that no client of the round has stays as it is at the server.
              Clients of rank 1 at the run's scale here, and an adapter to start from.
+  Fed-PLoRA  Zhang et al., "Heterogeneous federated fine-tuning with parallel one-rank
+             adaptation": a client adds the products B_(j) A_(j) of the modules that it did not draw
+             to W, trains and sends its own, and each module is averaged over those that drew it.
   RAVAN      Raje et al., "Ravan: multi-head low-rank adaptation for federated fine-tuning":
              W0 + s sum_i s_i B_i H_i A_i, B_i and A_i frozen. A client trains H_i from the
              server's and s_i from 1, and sends s_i H_i, whose mean is the next H_i.
@@ -132,10 +135,10 @@ STRENGTH = 0.5  # FedRot-LoRA: its lambda
 HEADS = 2  # RAVAN
 ENERGY = 0.9  # FLoRIST: its tau
 FRESH = ("flora", "florist")  # begin the names of methods whose clients draw new factors
-# FSLoRA: the slot of each client by round, an input: what the run's streams draw.
+# FSLoRA, Fed-PLoRA: the slot of each client by round, an input: what the run's streams draw.
 SKETCHES = ({"a": 1, "b": 1}, {"a": 1, "b": 0}, {"a": 1, "b": 0}, {"a": 0, "b": 1})
 RATES = {"fedrot-lora": 0.55, "fedmomentum": 0.3}  # where it is not LR
-ADAPTED = {"fed-sb", "raflora", "fslora"}  # start from an adapter whose B is not 0
+ADAPTED = {"fed-sb", "raflora", "fslora", "fed-plora"}  # start from an adapter whose B is not 0
 SPARSE_ROUNDS = 2  # SLoRA: rounds of its first stage
 # How much larger a client's own scale, alpha / r_k, is than the run's, alpha / r.
 OWN = RANK / CLIENT_RANK
@@ -603,6 +606,19 @@ def fslora(t, state, base, uploads, draw):
     return new, base, {}
 
 
+def fed_plora(t, state, base, uploads, draw):
+    """B_(j) <- sum q_kj B_k,(j), A_(j) likewise, q_kj = p_k over the sum of the p of all that drew j; a
+    module that nobody drew stays."""
+    new = {A: state[A].copy(), B: state[B].copy(), H: average(uploads, H)}
+    for j in range(RANK):
+        sent = [(P[c], u) for c, u in uploads.items() if u[SLOTS][0] == j]
+        if sent:
+            mass = sum(p for p, _ in sent)
+            new[A][j] = sum(p / mass * u[A][0] for p, u in sent)
+            new[B][:, j] = sum(p / mass * u[B][:, 0] for p, u in sent)
+    return new, base, {}
+
+
 def lora_a2(t, state, base, uploads, draw):
     """The mean of the stored factor with each client's slots put into it."""
     active = B if B in uploads["a"] else A
@@ -719,6 +735,7 @@ ALGORITHMS = {
     "fedrot-lora": (4, lambda t: (A, B), (), fedavg),
     "raflora": (3, lambda t: (A, B), (), raflora),
     "fslora": (4, lambda t: (A, B), (), fslora),
+    "fed-plora": (4, lambda t: (A, B), (), fed_plora),
     "fedmomentum": (3, lambda t: (A, B), (), fedmomentum),
 }
 MOVES_BASE = {"fedex-lora", "flora", "federa", "fedloru", "fedloru-momentum", "pfedloru"}
@@ -745,6 +762,7 @@ RANKED = {
     "flora-client-scale",
     "raflora",
     "fslora",
+    "fed-plora",
 }  # whose clients have a rank of their own
 
 
@@ -812,6 +830,16 @@ def sketched(w, full, t, index, client, x, y, lr):
     return {A: t[A][drawn], B: t[B][:, drawn], SLOTS: drawn, H: t[H]}
 
 
+def folded_in(w, full, index, client, x, y, lr):
+    """Fed-PLoRA: W0 + sum_{j not drawn} s B_(j) A_(j) is frozen, and the drawn module is trained."""
+    drawn, rest = np.array([SKETCHES[index][client]]), np.array([1 - SKETCHES[index][client]])
+    w = w + SCALE * full[B][:, rest] @ full[A][rest]
+    own = {A: full[A][drawn], B: full[B][:, drawn], H: full[H]}
+    start, _ = loss_and_grads(w, own, x, y)
+    after = descend(w, own, x, y, (A, B, H), lr=lr)
+    return after | {SLOTS: drawn}, start, w + delta_w(after)
+
+
 def best_slots(before, probe, active):
     """LoRA-A2: the highest |dB[:,i]| |A[i,:]| (B active) or |B[:,i]| |dA[i,:]|, d = probe
     minus broadcast; of one module, the top CLIENT_RANK."""
@@ -864,6 +892,11 @@ def run(name):
             if name == "fslora":
                 uploads[c] = sketched(w, state, t, index, c, x, y, lr)
                 local[c], products[c] = {}, {"delta": base + OWN * delta_w(uploads[c])}
+                continue
+            if name == "fed-plora":
+                uploads[c], start_loss, model_c = folded_in(w, state, index, c, x, y, lr)
+                assert close(start_loss, losses[c])  # nothing of the server's model is lost
+                local[c], products[c] = {}, {"delta": model_c - w0}
                 continue
             for names in phases:
                 t = descend(w, t, x, y, names, kept=kept, lr=lr, model=model)

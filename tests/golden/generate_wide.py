@@ -46,6 +46,7 @@ METHODS = {
     "fedrot-lora": (averages.FedRotLoRA, {"strength": 0.7}),
     "raflora": (products.RaFLoRA, {"split": "both"}),
     "fslora": (averages.FSLoRA, {}),
+    "fed-plora": (averages.FedPLoRA, {}),
     "fedmomentum": (products.FedMomentum, {"tau": 2}),
     "slora": (products.SLoRA, {"sparse_rounds": 2, "density": 0.4}),
     "lora-a2": (averages.LoRAA2, {"lr_ratio": 3.0}),

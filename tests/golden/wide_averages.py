@@ -330,6 +330,33 @@ class FSLoRA(FedIT):
         self.state = self.state | mean(filled, p)
 
 
+class FedPLoRA(FSLoRA):
+    """A client trains s sum_{j drawn} B_(j) A_(j) over W0 + s sum_{j not drawn} B_(j) A_(j), which is frozen. A module
+    is averaged over the clients of the round that drew it; one that nobody drew stays."""
+
+    def train(self, t, client, w, seen):
+        slots = dict(zip(SHAPES, self.drawn[t].get(client, ([0, 1, 2], [0, 1, 2])), strict=True))
+        own, frozen = {H: seen[H]}, {}
+        for m, kept in slots.items():
+            rest = [j for j in range(RANK) if j not in kept]
+            frozen[m] = w[m] + SCALES[m] * seen[f"{m}.B"][:, rest] @ seen[f"{m}.A"][rest]
+            own |= named(m, {"A": seen[f"{m}.A"][kept], "B": seen[f"{m}.B"][:, kept]})
+        after = descend(frozen, own, self.data[client], self.trained(t))
+        return after | {f"{m}.I": kept for m, kept in slots.items()}
+
+    def server(self, t, uploads, p):
+        self.state = self.state | {H: sum(p[c] * sent[H] for c, sent in uploads.items())}
+        for m in SHAPES:
+            a, b = self.state[f"{m}.A"].copy(), self.state[f"{m}.B"].copy()
+            for j in range(RANK):
+                had = [(p[c], u, u[f"{m}.I"].index(j)) for c, u in uploads.items() if j in u[f"{m}.I"]]
+                mass = sum(share for share, _, _ in had)
+                if had:
+                    a[j] = sum(share / mass * u[f"{m}.A"][i] for share, u, i in had)
+                    b[:, j] = sum(share / mass * u[f"{m}.B"][:, i] for share, u, i in had)
+            self.state |= named(m, {"A": a, "B": b})
+
+
 class FedRotLoRA(Whole):
     """FedIT whose clients send R^T A and B R. The rotation R* maximises tr(R*^T M), M = A_i A^T in odd rounds and
     B_i^T B in even ones, A and B being the broadcast; R is the rotation nearest to (1 - strength) I + strength R*. The
