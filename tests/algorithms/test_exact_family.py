@@ -29,7 +29,7 @@ from rondo.testing.run import LawBroken, Run
 RANKED = [
     n
     for n in algorithms.names()
-    if algorithms.entry(n).traits.client_ranks and n not in ("lora-a2", "mfedloru", "fslora")
+    if algorithms.entry(n).traits.client_ranks and n not in ("lora-a2", "mfedloru", "fslora", "fed-plora")
 ]
 """LoRA-A2 and mFedLoRU are left out: they send every client the whole factors (see test_own_ranks.py)."""
 

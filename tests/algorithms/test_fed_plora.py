@@ -1,5 +1,5 @@
-"""Fed-PLoRA against its paper in the paper's symbols: rank-one modules B_(j) A_(j), of which a client folds in those that
-it does not train."""
+"""Fed-PLoRA against its paper in the paper's symbols: rank-one modules B_(j) A_(j), of which a client folds in
+those that it does not train."""
 
 from __future__ import annotations
 

@@ -43,7 +43,8 @@ RANK_2 = pytest.mark.parametrize("rank", [pytest.param(1, marks=pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     every_method(
-        ["lora-a2", "mfedloru", "fedhm", "flexlora", "raflora", "fslora", "fedit"], ["lora-a2", "fslora", "fedhm"]
+        ["lora-a2", "mfedloru", "fedhm", "flexlora", "raflora", "fslora", "fed-plora", "fedit"],
+        ["lora-a2", "fslora", "fed-plora", "fedhm"],
     ),
 )
 @pytest.mark.parametrize("law", [n for n in LAWS if n not in ("consensus", "zero steps", "exactness", "raw sum")])

@@ -348,6 +348,7 @@ def test_list_fits_a_narrow_terminal(invoke: Invoke, monkeypatch: pytest.MonkeyP
         ("hetlora", "pruning is off by default"),
         ("lora-a2", "without client ranks they keep all"),
         ("fslora", "without client ranks they train all"),
+        ("fed-plora", "without client ranks they train all"),
         ("florist", "keeps the leading part of each layer's stack"),
         ("flexlora", "scores are of the truncated model"),
         ("fedhm", "scores are of the truncated model"),

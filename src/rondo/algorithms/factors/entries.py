@@ -237,6 +237,15 @@ ENTRIES: dict[str, Entry] = {
         up_numbers=formulas.both,
         down_numbers=formulas.both,
     ),
+    "fed-plora": Entry(
+        cls="rondo.algorithms.factors.fed_plora:FedPLoRA",
+        summary="clients train and send drawn slots over all others; without client ranks they train all",
+        paper="Zhang et al., ICLR 2026",
+        up="r(in+out)",
+        down="r(in+out)",
+        up_numbers=formulas.both,
+        down_numbers=formulas.both,
+    ),
     "ravan": Entry(
         cls="rondo.algorithms.factors.ravan:Ravan",
         summary="Fed-SB with several smaller matrices between the bases, each with a trained scale",

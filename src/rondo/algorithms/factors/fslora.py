@@ -3,13 +3,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-import torch
-from torch import Tensor
-
 from rondo.algorithm import Algorithm, ServerState, Shared, Trainer, Upload, Uploads
-from rondo.algorithms.parts.slots import filled
+from rondo.algorithms.parts.slots import drawn, filled
 from rondo.algorithms.parts.training import TRAINED, trained_uploads
-from rondo.params import Params, adapted_modules, pick, up
+from rondo.params import Params, module_of, pick, up
 from rondo.traits import Traits
 
 
@@ -47,15 +44,10 @@ class FSLoRA(Algorithm[ServerState]):
         start, rank = shared.params, trainer.clients[0].rank  # the same for all clients of a cohort
         if rank is None:
             return trained_uploads(start, trainer), local
-        slots, ratios, drawn = {}, {}, dict(start)
-        for path in adapted_modules(start):
-            a, b = start[f"{path}.A"], start[f"{path}.B"]
-            kept = _drawn(trainer, path, a.shape[-2], rank).to(a.device)
-            drawn[f"{path}.A"] = a.take_along_dim(kept[:, :, None], -2)
-            drawn[f"{path}.B"] = b.take_along_dim(kept[:, None, :], -1)
-            slots[f"{path}.I"], ratios[f"{path}.B"] = kept.int(), a.shape[-2] / kept.shape[-1]
+        own, slots = drawn(start, trainer, rank)
+        ratios = {f"{module_of(n)}.B": start[f"{module_of(n)}.A"].shape[-2] / t.shape[-1] for n, t in slots.items()}
         fit = trainer.fit(
-            drawn,
+            own,
             train=TRAINED,
             objective=lambda p, loss: loss({n: ratios[n] * t if up(n) else t for n, t in p.items()}),
         )
@@ -63,9 +55,3 @@ class FSLoRA(Algorithm[ServerState]):
 
     def expand(self, state: ServerState, upload: Upload) -> Upload:
         return filled(state.params, upload)
-
-
-def _drawn(trainer: Trainer, path: str, total: int, rank: int) -> Tensor:
-    """The slots of each client in a module (K, ``rank``), of ``total``, in ascending order."""
-    streams = (trainer.round.generator("slots", c.id, path) for c in trainer.clients)
-    return torch.stack([torch.randperm(total, generator=stream)[:rank].sort().values for stream in streams])

@@ -5,10 +5,37 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
-from rondo.algorithm import UnreadableUpload, Upload
-from rondo.params import Params, Role, module_of, role, up
+from rondo.algorithm import Trainer, UnreadableUpload, Upload
+from rondo.params import Params, Role, adapted_modules, module_of, role, up
+
+
+def drawn(params: Params, trainer: Trainer, rank: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """``params`` (client axis K) with ``rank`` slots of each module, drawn at random for each client and round, and the
+    slots' numbers, ``<module>.I`` (K, ``rank``), in ascending order."""
+    own, slots = dict(params), {}
+    for path in adapted_modules(params):
+        a, b = params[f"{path}.A"], params[f"{path}.B"]
+        streams = (trainer.round.generator("slots", c.id, path) for c in trainer.clients)
+        kept = torch.stack([torch.randperm(a.shape[-2], generator=g)[:rank].sort().values for g in streams]).to(
+            a.device
+        )
+        own[f"{path}.A"] = a.take_along_dim(kept[:, :, None], -2)
+        own[f"{path}.B"] = b.take_along_dim(kept[:, None, :], -1)
+        slots[f"{path}.I"] = kept.int()
+    return own, slots
+
+
+def placed(own: Params, slots: Params, full: Params) -> dict[str, Tensor]:
+    """``own`` with whole factors: those of ``full``, in which its slots stand. A client axis leads. Differentiable."""
+    seen = dict(own)
+    for path, kept in ((module_of(n), t.long()) for n, t in slots.items()):
+        a, b = own[f"{path}.A"], own[f"{path}.B"]
+        seen[f"{path}.A"] = full[f"{path}.A"].scatter(-2, kept[:, :, None].expand_as(a), a)
+        seen[f"{path}.B"] = full[f"{path}.B"].scatter(-1, kept[:, None, :].expand_as(b), b)
+    return seen
 
 
 def filled(params: Params, upload: Upload) -> Upload:
