@@ -39,8 +39,8 @@ papers are in [the methods](../methods.md).
 **Bytes**: kilobytes of tensors per client in each of four rounds of one run, up and down. The model is MiniLM (six
 layers of 384) with rank 8 on query and value. Its head of two classes travels unless the method keeps it. Four
 clients take part in every round. A client receives what it lacks, which is nothing in the first round of most
-methods. The numbers depend only on shapes. A method with a period longer than four rounds sends more in some later
-round.
+methods. The numbers depend only on shapes, except for `florist`, whose ranks follow from what was learned. A method
+with a period longer than four rounds sends more in some later round.
 
 **Verdicts**: numbers of [claims of the papers](README.md) in which a run of the method takes part, on either
 side of the comparison. So a verdict is about a claim, and not about a method.

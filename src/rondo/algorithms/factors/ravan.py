@@ -95,7 +95,8 @@ def _scales(name: str) -> str:
 
 def _folded(params: Params, name: str) -> Tensor:
     """s_i C_i of a module's heads, (..., h, r/h, r/h), ``name`` being that of its cores; s_i = 1 at the server."""
-    cores = params[name].unflatten(-2, (-1, params[name].shape[-1]))
+    width = params[name].shape[-1]
+    cores = params[name].reshape(*params[name].shape[:-2], -1, width, width)
     return params[_scales(name)] * cores if _scales(name) in params else cores
 
 
@@ -104,7 +105,8 @@ def _seen(params: Params) -> dict[str, Tensor]:
     seen = without_cores(params)
     for name in pick(params, core):
         path = module_of(name)
-        left = params[f"{path}.L"].unflatten(-1, (-1, params[name].shape[-1])).movedim(-2, -3)
+        left = params[f"{path}.L"]
+        left = left.reshape(*left.shape[:-1], -1, params[name].shape[-1]).movedim(-2, -3)
         up_factor = (left @ _folded(params, name)).movedim(-3, -2).flatten(-2)
         seen |= {f"{path}.A": params[f"{path}.R"], f"{path}.B": up_factor}
     return seen
