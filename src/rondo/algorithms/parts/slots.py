@@ -29,12 +29,15 @@ def drawn(params: Params, trainer: Trainer, rank: int) -> tuple[dict[str, Tensor
 
 
 def placed(own: Params, slots: Params, full: Params) -> dict[str, Tensor]:
-    """``own`` with whole factors: those of ``full``, in which its slots stand. A client axis leads. Differentiable."""
+    """``own`` with whole factors: those of ``full``, in which its slots stand. A client axis leads, or one of rows in
+    ``own`` alone. Differentiable."""
     seen = dict(own)
     for path, kept in ((module_of(n), t.long()) for n, t in slots.items()):
-        a, b = own[f"{path}.A"], own[f"{path}.B"]
-        seen[f"{path}.A"] = full[f"{path}.A"].scatter(-2, kept[:, :, None].expand_as(a), a)
-        seen[f"{path}.B"] = full[f"{path}.B"].scatter(-1, kept[:, None, :].expand_as(b), b)
+        a, b = full[f"{path}.A"], full[f"{path}.B"]
+        places = torch.nn.functional.one_hot(kept, a.shape[-2]).to(a)  # (K, r_k, r)
+        rest = 1 - places.sum(-2, keepdim=True)
+        seen[f"{path}.A"] = rest.mT * a + places.mT @ own[f"{path}.A"]
+        seen[f"{path}.B"] = rest * b + own[f"{path}.B"] @ places
     return seen
 
 
