@@ -25,9 +25,9 @@ class FedSVD(Algorithm[ServerState]):
     The product stays the same. Computed by QR and an SVD of an r x r core.
     Symbols: A (r x in) and B (out x r) are PEFT's.
     Fields: ``period`` is the number of rounds between turns. ``split`` says which factor carries the singular values.
-    With "both" and period 1 it is FedASK (Wen et al., NeurIPS 2025) with A frozen, as FedASK has it under privacy and
-    its authors' code by default (read at c3d2c4c, not run). FedASK's clients send two sketches of B_k A one after the
-    other. Of r columns or more, they give back the mean product, whose rank is r. Here the mean of B does. FedASK
+    With "both" and period 1 it is FedASK (Wen et al., NeurIPS 2025) with A frozen, as FedASK has it with noisy steps
+    and its authors' code by default (read at c3d2c4c, not run). FedASK's clients send two sketches of B_k A one after
+    the other. Of r columns or more, they give back the mean product, whose rank is r. Here the mean of B does. FedASK
     limits the norm of a row's gradient in W, and Rondo in B. With A trained, ``flexlora`` has sketches of one exchange.
     Uploads: B, r out numbers per module. Down: A and B, r (in + out) (B alone after rounds without a turn).
     Exact: yes.
