@@ -47,8 +47,8 @@ class Post:
     letters: list[tuple[str, bytes]] = field(default_factory=list)
     sent: dict[str, int] = field(default_factory=dict)
 
-    def present(self) -> set[str]:
-        return self.parties.keys() - self.absent
+    def present(self) -> dict[str, int]:
+        return {c: party.member.client.num_examples for c, party in self.parties.items() if c not in self.absent}
 
     def gather(self, drawn: Collection[str], least: int) -> None:
         """It does not wait: who is absent stays so."""

@@ -38,7 +38,7 @@ def desk_of(folder: Path, state: Path, site: str, told: Callable[[str], None], c
 
 @dataclass
 class DeskLine:
-    """See :class:`rondo.federation.server.sites.SiteLine`.
+    """See :class:`rondo.federation.server.line.site_line.SiteLine`.
 
     ``watch``: called with a site, the kind of a letter and ``"before"`` or ``"after"`` the site's answer; it may raise
     :class:`Killed` for the server, or call :meth:`kill` for the site.
@@ -89,9 +89,13 @@ class DeskLine:
     def kill(self, site: str, *, returns: bool) -> None:
         """End the program of ``site``; the next one has its disk."""
         self._desks.pop(site, None)
-        since = self._since.pop(site)
+        self._since.pop(site)
         if returns:
-            self._since[site] = since + 1
+            self.start(site)
+
+    def start(self, site: str) -> None:
+        """Start the program of ``site``."""
+        self._since[site] = next(self._numbers)
 
     def _answer(self, site: str, kind: str, letter: bytes) -> bytes | None:
         if site not in self._desks:

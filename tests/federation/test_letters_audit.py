@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -103,8 +103,8 @@ class Letters:
     def site_of(self, client: str) -> str:
         return NAMES[int(client[1:])]
 
-    def fewest(self, site: str) -> int:
-        return self.sites[site].fewest
+    def fewest(self, sites: Collection[str]) -> dict[str, int]:
+        return {site: self.sites[site].fewest for site in sites}
 
     def tell(self, line: str) -> None:
         raise AssertionError(line)

@@ -4,7 +4,6 @@ die within one process here, in training, beside sketches and at one letter; tes
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from simulations import simulated
 
 import rondo
 from outcomes import adapter
-from rondo.errors import RunStopped
 from rondo.federation.letter import SUMS
 from rondo.federation.server.listening import Listening
 from rondo.federation.server.run import resume, serve
@@ -254,17 +252,3 @@ def test_runs_of_other_options_equal_their_simulation(place: Path, tmp_path: Pat
     for key in ("bytes_up", "epsilon", "client_epsilon"):
         assert [r.get(key) for r in result.history] == [r.get(key) for r in expected.history]
     assert [r["skipped"] for r in result.history] == [None] * 4
-
-
-@pytest.mark.slow
-def test_two_sites_of_three_that_die_skip_the_round(place: Path, tmp_path: Path) -> None:
-    def strike(site: str, kind: str, moment: str) -> None:
-        if kind == "masked" and moment == "before" and site in ("south", "west") and site in line.present():
-            line.kill(site, returns=False)
-
-    line = DeskLine(place, tmp_path, strike)
-    with pytest.raises(RunStopped, match="1 clients are asked, and its owner wants 2 at least"):
-        served(place, line, tmp_path / "run")
-    first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
-    assert {f["detail"] for f in first["failed"]} == {"1 sites have sent a vector, the threshold is 2"}
-    assert not any(kind == "unmask" for _, kind, _, _ in line.heard)

@@ -19,8 +19,8 @@ from rondo.engine.wire.strict import Rejected
 class Messenger(Protocol):
     """Brings bytes to clients and back. It vouches for the sender of every reply."""
 
-    def present(self) -> Collection[str]:
-        """Ids of the clients that can be reached now."""
+    def present(self) -> Mapping[str, int]:
+        """Numbers of examples, by id, of the clients that can be reached now."""
 
     def gather(self, drawn: Collection[str], least: int) -> None:
         """Wait until a round can have ``least`` clients: as many as that can be reached, and of those ``drawn`` too,
@@ -55,7 +55,9 @@ class RemoteTransport:
             self.messenger.gather([c.id for c in clients], self.least)
             present = self.messenger.present()
             absent = {c.id: ClientFailed(c.id, "absent", "it is not connected") for c in clients if c.id not in present}
-            self._turnout = Turnout(tuple(c for c in clients if c.id not in absent), absent)
+            # A client that came while the round waited has said only now how many examples it has.
+            here = (replace(c, num_examples=present[c.id]) for c in clients if c.id in present)
+            self._turnout = Turnout(tuple(here), absent)
         return replace(self._turnout, asked=tuple(c for c in self._turnout.asked if c.id not in failed))
 
     def exchange(self, round: Round, work: Work) -> Iterator[Answer]:

@@ -231,7 +231,7 @@ def _consent(name: str, reply: bytes) -> Consent:
 
 
 class _GridLine:
-    """A :class:`rondo.federation.server.sites.SiteLine` over Flower's Grid."""
+    """A :class:`rondo.federation.server.line.site_line.SiteLine` over Flower's Grid."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid, self._open, self._came, self._asked = grid, set[str](), dict[str, bytes](), 0.0

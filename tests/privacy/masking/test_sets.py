@@ -11,7 +11,7 @@ import numpy
 import pytest
 
 from masked_rounds import make_sites, signs, terms_for
-from rondo.privacy.masking.opening import ServerSession
+from rondo.privacy.masking.opening import ServerSession, able
 from rondo.privacy.masking.session import Refused, SiteSession, Unmask, fewest
 from rondo.privacy.masking.shares import threshold_of
 
@@ -77,6 +77,23 @@ class Server:
 )
 def test_a_sum_has_two_thirds_of_the_sites_that_one_knows(known: int, least: int | None, count: int) -> None:
     assert fewest(known - 1, least) == count
+
+
+@pytest.mark.parametrize(
+    ("asked", "colluding", "sites"),
+    [
+        ((2,), 0, 0),
+        ((0, 0), 0, 2),
+        ((2, 2, 4), 0, 2),  # who asks for four is in no sum of three
+        ((3, 3, 4, 5), 0, 0),  # nor two who ask for three in one of two
+        ((3, 3, 3), 2, 3),
+        ((2, 2, 2), 2, 0),  # two open a sum of three, and their noise is known
+        ((0, 0, 0, 0), 2, 4),
+    ],
+)
+def test_sites_that_can_open_a_sum(asked: tuple[int, ...], colluding: int, sites: int) -> None:
+    fewest = {f"s{k}": least for k, least in enumerate(asked)}
+    assert able(fewest, colluding) == {f"s{k}" for k in range(sites)}
 
 
 def test_one_site_of_a_hundred_opens_no_other() -> None:

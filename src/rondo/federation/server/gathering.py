@@ -91,7 +91,7 @@ def gather(
     waiting = _Waiting(sites, clients, config.clients.min_clients if by_user else len(clients), seconds, told)
 
     def all_take_part() -> bool:
-        return clients.keys() <= set(sites.present()) or waiting.tell()
+        return clients.keys() <= sites.present().keys() or waiting.tell()
 
     if sites.wait(seconds, all_take_part):
         return
@@ -118,7 +118,7 @@ class _Waiting:
     @property
     def count(self) -> int:
         """The number of clients that take part."""
-        return len(self._clients.keys() & set(self._sites.present()))
+        return len(self._clients.keys() & self._sites.present().keys())
 
     @property
     def settled(self) -> bool:

@@ -26,9 +26,8 @@ from rondo.federation.letter import SUMS
 from rondo.federation.server.saved_sum import Complete, SavedSum
 from rondo.federation.server.sites import Sites
 from rondo.privacy.masking.changes import Changes
-from rondo.privacy.masking.opening import NoSum, ServerSession, next_session
+from rondo.privacy.masking.opening import NoSum, ServerSession, enough, next_session, willing
 from rondo.privacy.masking.session import Terms
-from rondo.privacy.masking.shares import threshold_of
 from rondo.privacy.sums.masked_sum import MaskedSum, Total, changes_of, check_colluding, weighs_by_examples
 
 
@@ -115,10 +114,15 @@ class MaskedRounds:
         return self.sum.opened(algorithm, state, total, round)
 
     def expected(self, clients: Sequence[Client], round: Round, failed: Collection[str]) -> Turnout:
-        """As without masks. Where a sum of this round waits to be opened, its clients."""
+        """As without masks; none if sites are away without which those of the round open no sum. Where a sum of this
+        round waits to be opened, its clients."""
         complete = self.saved.complete(round.attempt)
         if complete is None:
-            return self.inner.expected(clients, round, failed)
+            turnout = self.inner.expected(clients, round, failed)
+            if failed or self.sites.able([c.id for c in turnout.asked]):
+                return turnout
+            alone = {c.id: ClientFailed(c.id, "absent", "too few sites are connected") for c in turnout.asked}
+            return Turnout((), {**turnout.lost, **alone})
         members = {client for of_site in complete.clients.values() for client in of_site}
         absent = {c.id: ClientFailed(c.id, "absent", "it is not in the sum") for c in clients if c.id not in members}
         return Turnout(tuple(c for c in clients if c.id in members and c.id not in failed), absent)
@@ -211,7 +215,7 @@ class _Sets:
         while True:
             here = self._willing(here)
             self._enough(here)
-            threshold = max(threshold, threshold_of(len(here)), *map(transport.sites.fewest, here))
+            threshold = max(threshold, enough(transport.sites.fewest(here)))
             noise = transport.sum.noise
             if noise is not None and threshold <= noise.colluding:
                 raise NoSum(f"{threshold} sites open a sum, and if {noise.colluding} collude, nobody's noise is left")
@@ -274,12 +278,11 @@ class _Sets:
 
     def _willing(self, here: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
         """The sites ``here`` whose contracts ask for no more sites than these."""
-        fewest = {site: self.transport.sites.fewest(site) for site in here}
-        while (most := max(fewest.values(), default=0)) > len(fewest):
-            for site in [site for site in fewest if fewest[site] == most]:
-                self._gone(site, Rejected("few_sites", f"{len(fewest)} are left, its contract asks for {most}"))
-                del fewest[site]
-        return {site: here[site] for site in fewest}
+        fewest = self.transport.sites.fewest(here)
+        left = willing(fewest)
+        for site in here.keys() - left:
+            self._gone(site, Rejected("few_sites", f"{len(left)} are left, its contract asks for {fewest[site]}"))
+        return {site: here[site] for site in here if site in left}
 
     def _gone(self, site: str, rejection: Rejected) -> None:
         self.transport.told(f"{site} is in no sum of round {self.round.attempt + 1}: {rejection}")

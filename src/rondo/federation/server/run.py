@@ -41,6 +41,7 @@ from rondo.federation.server.saved_sum import SavedSum
 from rondo.federation.server.sites import Sites
 from rondo.federation.server.standing import Attendance
 from rondo.federation.server.status import Gauges
+from rondo.privacy.sums.masked_sum import colluding_of
 from rondo.records.directory import RunDirectory
 from rondo.records.durable import written
 from rondo.records.manifest import must_equal, tests_of
@@ -192,6 +193,7 @@ def _served(
         stop=stop,
         told=told,
         most=config.admission.max_examples,
+        colluding=colluding_of(config) if config.guarantee.masks_uploads else None,
         computes=record.computes,
     )
     gauges = Gauges(config, sites, lambda: ends(listening.keys, clients.roster()))

@@ -7,14 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from rondo import __version__
 from rondo.engine.wire.strict import Rejected, short
 from rondo.errors import Problem, StopRequested, first_of
 from rondo.federation.environment import Environment
 from rondo.federation.plan import LARGEST, Consent, End, Plan
+from rondo.federation.server.line.site_line import SiteLine
 from rondo.federation.server.standing import SHOWN, Standings, State, missing
+from rondo.privacy.masking.opening import able
 
 _PAUSE = 0.02
 """Seconds between looks for the answers to the end."""
@@ -55,6 +56,7 @@ class Sites:
     ``patience``: seconds that a site which is not connected is waited for.
     ``most``: the largest number of examples that a client may claim; None: any.
     ``told``: called with a line of text per change.
+    ``colluding``: sites of a masked sum whose noise may be known; None where no sum is masked.
     ``computes``: called with a site that takes part and where it computes. Returns a line to tell, if any.
     """
 
@@ -68,10 +70,11 @@ class Sites:
         stop: threading.Event,
         told: Callable[[str], None],
         most: int | None = None,
+        colluding: int | None = None,
         computes: Callable[[str, Environment], str | None] = lambda site, environment: None,
     ) -> None:
         self._link, self._site_of, self._deadline, self._patience = link, clients, deadline, patience
-        self._stop, self.tell, self._most, self._computes = stop, told, most, computes
+        self._stop, self.tell, self._most, self._colluding, self._computes = stop, told, most, colluding, computes
         self.standings = Standings()
         self._plan: Plan | None = None
         self._offers: dict[str, tuple[str, str]] = {}
@@ -266,31 +269,40 @@ class Sites:
 
     # --- letters --------------------------------------------------------------------------------------------------
 
-    def present(self) -> Collection[str]:
-        """Ids of the clients whose sites are connected and have consented, in this connection or an earlier one: a site
-        that has just come back is asked too, and gets its letter once it has consented anew."""
+    def present(self) -> dict[str, int]:
+        """See :class:`rondo.engine.remote.Messenger`. The sites have consented, in this connection or an earlier one: a
+        site that has just come back is asked too, and gets its letter once it has consented anew."""
         connected = self._link.present()
         with self._lock:
             return {
-                client
+                client: count
                 for name, (_, consent) in self._consents.items()
                 if name in connected and not consent.refused
-                for client in consent.clients
+                for client, count in consent.clients.items()
             }
 
     def gather(self, drawn: Collection[str], least: int) -> None:
         """See :class:`rondo.engine.remote.Messenger`. The ``drawn`` have ``patience`` seconds. Raises
         :class:`StopRequested`."""
-        self.wait(math.inf, lambda: not self._too_few(len(self.present()), least))
+        self.wait(math.inf, lambda: not self._too_few(self.present(), least))
         self._drawn, self._least = frozenset(drawn), min(least, len(drawn))
-        self.wait(self._patience, lambda: len(self._drawn.intersection(self.present())) >= self._least)
+        self.wait(self._patience, lambda: len(self.able(self._drawn.intersection(self.present()))) >= self._least)
 
-    def _too_few(self, count: int, least: int) -> bool:
-        """Whether ``count`` clients are too few for a round, which then waits and says so once a minute."""
-        few, now = count < least, time.monotonic()
+    def able(self, clients: Collection[str]) -> Collection[str]:
+        """Those of ``clients`` whose sites can open a masked sum; all if none is masked. All, too, if every other site
+        refuses: to wait for it would be in vain."""
+        away = any(state in ("not connected", "connected") for state, _ in self.states().values())
+        if self._colluding is None or not away:
+            return clients
+        sites = able(self.fewest({self._site_of[c] for c in clients}), self._colluding)
+        return [c for c in clients if self._site_of[c] in sites]
+
+    def _too_few(self, clients: Collection[str], least: int) -> bool:
+        """Whether ``clients`` are too few for a round, which then waits and says so once a minute."""
+        count, few, now = len(clients), len(self.able(clients)) < least, time.monotonic()
         if few and now - self._waits >= _MINUTE:
-            away = f"{count} of {len(self._site_of)} clients take part, and a round needs {least}"
-            self.tell(f"{away}: waiting, {self.absence()}")
+            needed = f"and a round needs {least}" if count < least else "at too few sites for a masked sum"
+            self.tell(f"{count} of {len(self._site_of)} clients take part, {needed}: waiting, {self.absence()}")
             self._waits = now
         elif not few and self._waits > -math.inf:
             self.tell("enough clients take part: going on")
@@ -310,10 +322,10 @@ class Sites:
         """The site of a client."""
         return self._site_of[client]
 
-    def fewest(self, site: str) -> int:
-        """:attr:`~rondo.federation.plan.Consent.fewest` of a site."""
+    def fewest(self, sites: Collection[str]) -> dict[str, int]:
+        """:attr:`~rondo.federation.plan.Consent.fewest` of each of ``sites``."""
         with self._lock:
-            return self._consents[site][1].fewest if site in self._consents else 0
+            return {s: self._consents[s][1].fewest if s in self._consents else 0 for s in sites}
 
     @property
     def plan_digest(self) -> str:
@@ -355,7 +367,7 @@ class Sites:
             absent.pop(name, None)
         open_at = {letter.site for letter in self._waiting}
         there = [c for c in self._drawn if self._site_of[c] in present or self._site_of[c] not in open_at]
-        few = self._too_few(len(there), self._least)
+        few = self._too_few(there, self._least)
         for letter in list(self._waiting):
             site = letter.site
             overdue = self._deadline is not None and now - letter.sent > self._deadline
@@ -369,24 +381,3 @@ class Sites:
                 number = self._link.send(site, letter.kind, letter.data, self._deadline or _DAY, letter.largest)
                 if number is not None:
                     letter.number, letter.since, letter.times = number, present[site], letter.times + 1
-
-
-class SiteLine(Protocol):
-    """A line to sites, such as :class:`rondo.federation.server.line.superlink.SuperLink`."""
-
-    def present(self) -> Mapping[str, str]:
-        """The connected sites by name, each with the time since when it is."""
-
-    def send(self, site: str, kind: str, letter: bytes, seconds: float, largest: int) -> str | None:
-        """Send a letter, to be answered within ``seconds`` by at most ``largest`` bytes. Returns its number, None if it
-        cannot be sent."""
-
-    def reply(self, number: str) -> bytes | None:
-        """The reply to a letter, handed out once; None while there is none."""
-
-    def forget(self, number: str) -> None:
-        """Drop a letter and the reply to it."""
-
-    def wait(self, after: int, seconds: float) -> int:
-        """Wait at most ``seconds`` until more has happened than ``after``: a reply, a site that came or went. Returns
-        the number of all that has happened."""

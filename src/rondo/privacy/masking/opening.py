@@ -13,10 +13,33 @@ from numpy.typing import NDArray
 
 from rondo.privacy.masking import masks, shares
 from rondo.privacy.masking.session import SESSIONS, Named, Ready, Sent, Shares, Terms, Unmask
+from rondo.privacy.masking.shares import threshold_of
 
 
 class NoSum(Exception):
     """An attempt has no sum, for the reason in the message. Its round is skipped."""
+
+
+def willing(fewest: Mapping[str, int]) -> set[str]:
+    """Those of the sites ``fewest`` whose contracts ask for no more sites than these. ``fewest``: the least number of
+    sites that open a sum, by site."""
+    left = dict(fewest)
+    while (most := max(left.values(), default=0)) > len(left):
+        left = {site: asked for site, asked in left.items() if asked < most}
+    return set(left)
+
+
+def enough(fewest: Mapping[str, int]) -> int:
+    """The number of sites whose shares open a sum of the sites ``fewest``, which are all willing."""
+    return max(threshold_of(len(fewest)), *fewest.values())
+
+
+def able(fewest: Mapping[str, int], colluding: int) -> set[str]:
+    """The willing of the sites ``fewest`` if they can open a sum whose noise is more than that of ``colluding`` sites;
+    none otherwise."""
+    sites = willing(fewest)
+    opens = len(sites) > 1 and enough({site: fewest[site] for site in sites}) > colluding
+    return sites if opens else set()
 
 
 def next_session(session: int) -> int:

@@ -172,10 +172,15 @@ def noise_share(config: RunConfig, population: int) -> NoiseShare | None:
 
 def check_colluding(config: RunConfig, sites: int) -> None:
     """Raise :class:`ConfigError` where the noise of a sum of ``sites`` sites would be that of colluding ones."""
-    colluding, enough = config.privacy.colluding, threshold_of(sites)
-    if config.guarantee.noise_from == "sites" and enough <= colluding:
+    colluding, enough = colluding_of(config), threshold_of(sites)
+    if enough <= colluding:
         message = f"{enough} of {sites} sites open a sum, and if {colluding} collude, nobody's noise is left"
         raise ConfigError.at("privacy.colluding", f"{message}: lower it, or have more sites")
+
+
+def colluding_of(config: RunConfig) -> int:
+    """The number of sites whose noise may be known; 0 where sites add none."""
+    return config.privacy.colluding if config.guarantee.noise_from == "sites" else 0
 
 
 def weighs_by_examples(config: ClientsConfig, algorithm: Algorithm[Any]) -> bool:

@@ -88,7 +88,7 @@ class SuperLink:
         self._listening.close()
 
     def present(self) -> dict[str, str]:
-        """See :class:`~rondo.federation.server.sites.SiteLine`: another time after every restart."""
+        """See :class:`~rondo.federation.server.line.site_line.SiteLine`: another time after every restart."""
         there = self._fleet.places.present()
         valid = {name: since for name, (since, key) in there.items() if self._door.valid(key)}
         for name in there.keys() - valid.keys():
@@ -96,7 +96,7 @@ class SuperLink:
         return valid
 
     def send(self, site: str, kind: str, letter: bytes, seconds: float, largest: int) -> str | None:
-        """See :class:`~rondo.federation.server.sites.SiteLine`. None for a site that was never there."""
+        """See :class:`~rondo.federation.server.line.site_line.SiteLine`. None for a site that was never there."""
         if site not in self._fleet.places.present():
             return None
         number = self._links.post(site, kind, letter, seconds, largest)
@@ -104,7 +104,7 @@ class SuperLink:
         return number
 
     def wait(self, after: int, seconds: float) -> int:
-        """See :class:`~rondo.federation.server.sites.SiteLine`. A site that falls silent goes unnoticed."""
+        """See :class:`~rondo.federation.server.line.site_line.SiteLine`. A site that falls silent goes unnoticed."""
         with self._news:
             self._news.wait_for(lambda: self._number != after, seconds)
             return self._number
@@ -115,11 +115,11 @@ class SuperLink:
             self._news.notify_all()
 
     def reply(self, number: str) -> bytes | None:
-        """See :class:`~rondo.federation.server.sites.SiteLine`. What is too large is empty."""
+        """See :class:`~rondo.federation.server.line.site_line.SiteLine`. What is too large is empty."""
         return self._links.fetch(number)
 
     def forget(self, number: str) -> None:
-        """See :class:`~rondo.federation.server.sites.SiteLine`."""
+        """See :class:`~rondo.federation.server.line.site_line.SiteLine`."""
         self._links.drop(number)
 
 
