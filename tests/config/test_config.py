@@ -133,6 +133,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"adapter": {"lora_dropout": 1.0}}, "adapter.lora_dropout", "less than 1"),
     ({"train": {"lr": 0.0}}, "train.lr", "greater than 0"),
     ({"train": {"lr": -1e-3}}, "train.lr", "greater than 0"),
+    ({"train": {"lr": 1e38}}, "train.lr", "less than or equal to 1000000000000000, got 1e+38"),
+    ({"train": {"lr_ratio": 1e38}}, "train.lr_ratio", "less than or equal to 1000000000000000, got 1e+38"),
     ({"train": {"lr": NAN}}, "train.lr", "finite number, got nan"),
     ({"train": {"weight_decay": INF}}, "train.weight_decay", "finite number, got inf"),
     ({"train": {"batch_size": -8}}, "train.batch_size", "greater than 0"),

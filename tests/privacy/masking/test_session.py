@@ -377,8 +377,10 @@ def test_letters_that_do_not_belong_here_are_dropped() -> None:
     sent = sites["a"].sent
     assert sent is not None
     assert early.with_sent(sent).sent == {"a": sent.sealed}
-    for changed in (replace(sent, vector=sent.vector[:1]), replace(sent, sealed={}), replace(sent, site="e")):
+    stranger = replace(sent, site="e", sealed=dict.fromkeys(NAMES, b""))
+    for changed in (replace(sent, vector=sent.vector[:1]), replace(sent, sealed={}), replace(sent, site="e"), stranger):
         assert early.with_sent(changed) is early
+    assert not replace(early, named=None).complete
     with pytest.raises(ValueError, match="its seeds stay closed"):
         early.unmask()
     with pytest.raises(ValueError, match="its sum may be opened"):

@@ -87,6 +87,8 @@ def test_head_says_in_plain_words_what_was_trained_and_how_good_it_is() -> None:
         "model is right on 90 % of 20 test rows. At the worst client, bob, it is right on 75 % of that client's 4 rows."
     )
     assert (sizes, made) == ("1 run, 6 rounds, 1 seed.", "2 January 2026; cpu")
+    own["bob"]["examples"] = run.rounds[-1]["scores"]["global"]["examples"] = 1
+    assert re.findall(r"1 (?:test )?rows?\.", paragraphs(page([run]))[0]) == ["1 test row.", "1 row."]
     assert "<h1>For the board</h1>" in page([run], title="For the board")
 
 

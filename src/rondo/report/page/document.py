@@ -181,15 +181,15 @@ def _quality(groups: Sequence[Group]) -> Iterator[str]:
     rounds = _span({len(r.rounds) for r in best.runs}, "round")
     on_test = [_test(r) for r in best.runs]
     if (known := [value for value, _ in filter(None, on_test)]) and on_test[0] is not None:
-        rows = number(on_test[0][1])
-        yield f"After {rounds}, the model{name} {_said(run, statistics.fmean(known))} {rows} test rows."
+        rows = _count(on_test[0][1], "test row")
+        yield f"After {rounds}, the model{name} {_said(run, statistics.fmean(known))} {rows}."
     if any(r.guarantee.hides_scores for r in best.runs):
         yield "Scores of single clients are protected."
     elif of_clients := _means(best):
         sign = 1 if run.higher_is_better else -1
         client = min(of_clients, key=lambda name: (sign * of_clients[name], name))
-        own = number(scored_rows(run).get(client))
-        yield f"At the worst client, {client}, it {_said(run, of_clients[client])} that client's {own} rows."
+        own = _count(scored_rows(run).get(client), "row")
+        yield f"At the worst client, {client}, it {_said(run, of_clients[client])} that client's {own}."
 
 
 def _said(run: Recorded, value: float) -> str:
@@ -257,7 +257,7 @@ def _listed(names: Sequence[str], most: int = 4) -> str:
     return f"{', '.join(first)} and {end}" if first else end
 
 
-def _count(count: int, word: str) -> str:
+def _count(count: int | None, word: str) -> str:
     return f"{number(count)} {word}{'' if count == 1 else 's'}"
 
 
