@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from desks import Make, asked, with_
 
 from rondo import __version__
+from rondo.config import load
+from rondo.config.later import CAME_LATER
 from rondo.engine.wire.strict import PROTOCOL, Rejected
 from rondo.federation.environment import differences, here
 from rondo.federation.plan import Consent, NotAPlan, Plan
+from rondo.federation.server.remote_run import plan_of
 
 
 @pytest.mark.parametrize("version", ["0.0.9", "9.0"])
@@ -21,6 +25,20 @@ def test_one_side_is_upgraded_alone(plan: Plan, tmp_path: Path, desk: Make, vers
     assert not consent.refused
     assert consent.environment["rondo"] == __version__
     assert differences({**here(), "rondo": version}, consent.environment) == {"rondo": __version__}
+
+
+def test_plan_of_a_newer_server_has_no_key_that_came_later_at_its_default() -> None:
+    """A site that lacks the key takes part, as the run is what it was before the key came."""
+
+    def keys(**sections: Any) -> set[tuple[str, str]]:
+        config = plan_of(load(sections, check_paths=False), "run", None, "").config
+        return {(name, key) for name, section in config.items() if isinstance(section, dict) for key in section}
+
+    assert not keys() & CAME_LATER
+    assert keys(adapter={"use_dora": True}, train={"lr_ratio": 4.0}) & CAME_LATER == {
+        ("adapter", "use_dora"),
+        ("train", "lr_ratio"),
+    }
 
 
 def test_key_that_one_version_lacks_is_told_with_both(plan: Plan, tmp_path: Path, desk: Make) -> None:

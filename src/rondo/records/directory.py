@@ -27,6 +27,7 @@ from typing import Any
 
 import tomli_w
 
+from rondo.config.later import as_before
 from rondo.config.load import load
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError
@@ -191,17 +192,13 @@ def as_written(
     raise ConfigError.at(key, f"{str(place)!r}: {why}; {remedy}")
 
 
-def to_toml(config: RunConfig, unless_set: Sequence[tuple[str, str]] = ()) -> str:
-    """The configuration as TOML. Unset keys (None) are left out, since TOML has no null; and those of ``unless_set``,
-    a section and a key each, where they have their default."""
+def to_toml(config: RunConfig, *, later: bool = True) -> str:
+    """The configuration as TOML. Unset keys (None) are left out, since TOML has no null. ``later``: whether keys that
+    came later are there at their default, too (:mod:`rondo.config.later`)."""
 
     def pruned(tree: Mapping[str, Any]) -> dict[str, Any]:
         return {k: pruned(v) if isinstance(v, Mapping) else v for k, v in tree.items() if v is not None}
 
     absent = None if config.has_factors else {"adapter"}  # the section itself says that factors are trained
     tree = pruned(config.model_dump(exclude=absent))
-    default = RunConfig().model_dump()
-    for section, key in unless_set:
-        if section in tree and tree[section][key] == default[section][key]:
-            del tree[section][key]
-    return tomli_w.dumps(tree)
+    return tomli_w.dumps(tree if later else as_before(tree))

@@ -35,13 +35,6 @@ from rondo.runs.assembling.given import NOTHING, Given
 if TYPE_CHECKING:
     from rondo.engine.transport import Observer
 
-_CAME_LATER = (
-    *(("partition", "deal_tests"), ("train", "lr_ratio"), ("clients", "mode"), ("clients", "staleness")),
-    ("adapter", "use_dora"),
-)
-"""Keys that are younger than published records (docs/results/runs): at their default they are not in DIGEST, or every
-run that is there would have another folder by now, and be made again."""
-
 
 @dataclass(frozen=True)
 class Trial:
@@ -248,7 +241,8 @@ class Runs:
 
 def place(folder: Path, arm: str, seed: int, config: RunConfig) -> Path:
     """The run directory in ``folder`` of a run with this configuration."""
-    digest = hashlib.sha256(to_toml(config, _CAME_LATER).encode()).hexdigest()[:8]
+    # Otherwise every published run would have another folder by now, and be made again.
+    digest = hashlib.sha256(to_toml(config, later=False).encode()).hexdigest()[:8]
     return folder / f"{file_name(arm)}-seed-{seed}-{digest}"
 
 

@@ -15,6 +15,7 @@ from rondo.algorithm import Client
 from rondo.config import task_kinds as tasks
 from rondo.config.checks import client_checks, is_path
 from rondo.config.inputs import AT_SITES
+from rondo.config.later import as_before
 from rondo.config.schema import FaultsConfig, RunConfig
 from rondo.data.client_rows import other_rows, resolved
 from rondo.data.files.room import Room
@@ -234,7 +235,7 @@ def plan_of(config: RunConfig, run: str, labels: tuple[str, ...] | None, model: 
     """The plan of a run, for a site that is not named yet."""
     # The section adapter itself says that factors are trained, and a site follows no trackers of the server's.
     absent = {"track", *([] if config.has_factors else ["adapter"])}
-    content = config.model_dump(mode="json", exclude=absent)
+    content = as_before(config.model_dump(mode="json", exclude=absent))
     return Plan(run, content, None, labels, model, __version__, torch.get_num_threads())
 
 
