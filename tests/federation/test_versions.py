@@ -12,11 +12,11 @@ from desks import Make, asked, with_
 
 from rondo import __version__
 from rondo.config import load
-from rondo.config.later import CAME_LATER
 from rondo.engine.wire.strict import PROTOCOL, Rejected
 from rondo.federation.environment import differences, here
 from rondo.federation.plan import Consent, NotAPlan, Plan
 from rondo.federation.server.remote_run import plan_of
+from rondo.records.later import CAME_LATER
 
 
 @pytest.mark.parametrize("version", ["0.0.9", "9.0"])

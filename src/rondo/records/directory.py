@@ -27,11 +27,11 @@ from typing import Any
 
 import tomli_w
 
-from rondo.config.later import as_before
 from rondo.config.load import load
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError
 from rondo.records import durable, schema
+from rondo.records.later import as_before
 
 
 def _not_made(path: str | Path, reason: str | None, key: str = "--run-dir") -> ConfigError:
@@ -194,7 +194,7 @@ def as_written(
 
 def to_toml(config: RunConfig, *, later: bool = True) -> str:
     """The configuration as TOML. Unset keys (None) are left out, since TOML has no null. ``later``: whether keys that
-    came later are there at their default, too (:mod:`rondo.config.later`)."""
+    came later are there at their default, too (:mod:`rondo.records.later`)."""
 
     def pruned(tree: Mapping[str, Any]) -> dict[str, Any]:
         return {k: pruned(v) if isinstance(v, Mapping) else v for k, v in tree.items() if v is not None}

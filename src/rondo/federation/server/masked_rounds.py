@@ -26,9 +26,16 @@ from rondo.federation.letter import SUMS
 from rondo.federation.server.saved_sum import Complete, SavedSum
 from rondo.federation.server.sites import Sites
 from rondo.privacy.masking.changes import Changes
-from rondo.privacy.masking.opening import NoSum, ServerSession, enough, next_session, willing
+from rondo.privacy.masking.opening import NoSum, ServerSession, able, enough, next_session, willing
 from rondo.privacy.masking.session import Terms
-from rondo.privacy.sums.masked_sum import MaskedSum, Total, changes_of, check_colluding, weighs_by_examples
+from rondo.privacy.sums.masked_sum import (
+    MaskedSum,
+    Total,
+    changes_of,
+    check_colluding,
+    colluding_of,
+    weighs_by_examples,
+)
 
 
 def check_sites(config: RunConfig, sites: int) -> None:
@@ -37,6 +44,11 @@ def check_sites(config: RunConfig, sites: int) -> None:
         why = "a sum of one site is its own part, and the roster has one: add another"
         config.guarantee.must_not_mask(why)
     check_colluding(config, sites)
+
+
+def opening_sites(config: RunConfig) -> Callable[[Mapping[str, int]], Collection[str]] | None:
+    """Gives the sites that can open a sum of the run, of least numbers of sites by site; None where none is masked."""
+    return partial(able, colluding=colluding_of(config)) if config.guarantee.masks_uploads else None
 
 
 @dataclass(frozen=True)

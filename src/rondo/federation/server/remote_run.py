@@ -15,7 +15,6 @@ from rondo.algorithm import Client
 from rondo.config import task_kinds as tasks
 from rondo.config.checks import client_checks, is_path
 from rondo.config.inputs import AT_SITES
-from rondo.config.later import as_before
 from rondo.config.schema import FaultsConfig, RunConfig
 from rondo.data.client_rows import other_rows, resolved
 from rondo.data.files.room import Room
@@ -33,6 +32,7 @@ from rondo.federation.server.masked_rounds import MaskedRounds
 from rondo.federation.server.saved_sum import SavedSum
 from rondo.federation.server.sites import Sites
 from rondo.params import Params
+from rondo.records.later import as_before
 from rondo.records.schema import Partition
 from rondo.runs.assembling.assemble import assemble, looked, rows_of_tests, test_files, with_tests
 from rondo.runs.assembling.assembly import Assembly, Federation, Start

@@ -23,7 +23,7 @@ from rondo.federation.server import standing
 from rondo.federation.server.gathering import gather, started
 from rondo.federation.server.line.superlink import SuperLink
 from rondo.federation.server.listening import Clients, Listening, ends, link
-from rondo.federation.server.masked_rounds import check_sites
+from rondo.federation.server.masked_rounds import check_sites, opening_sites
 from rondo.federation.server.record import FILE, Record
 from rondo.federation.server.remote_run import (
     ROWS_AT_SITES,
@@ -41,7 +41,6 @@ from rondo.federation.server.saved_sum import SavedSum
 from rondo.federation.server.sites import Sites
 from rondo.federation.server.standing import Attendance
 from rondo.federation.server.status import Gauges
-from rondo.privacy.sums.masked_sum import colluding_of
 from rondo.records.directory import RunDirectory
 from rondo.records.durable import written
 from rondo.records.manifest import must_equal, tests_of
@@ -193,7 +192,7 @@ def _served(
         stop=stop,
         told=told,
         most=config.admission.max_examples,
-        colluding=colluding_of(config) if config.guarantee.masks_uploads else None,
+        opening=opening_sites(config),
         computes=record.computes,
     )
     gauges = Gauges(config, sites, lambda: ends(listening.keys, clients.roster()))

@@ -15,7 +15,6 @@ from rondo.federation.environment import Environment
 from rondo.federation.plan import LARGEST, Consent, End, Plan
 from rondo.federation.server.line.site_line import SiteLine
 from rondo.federation.server.standing import SHOWN, Standings, State, missing
-from rondo.privacy.masking.opening import able
 
 _PAUSE = 0.02
 """Seconds between looks for the answers to the end."""
@@ -56,7 +55,7 @@ class Sites:
     ``patience``: seconds that a site which is not connected is waited for.
     ``most``: the largest number of examples that a client may claim; None: any.
     ``told``: called with a line of text per change.
-    ``colluding``: sites of a masked sum whose noise may be known; None where no sum is masked.
+    ``opening``: gives the sites that can open a masked sum, of least numbers of sites by site; None without masks.
     ``computes``: called with a site that takes part and where it computes. Returns a line to tell, if any.
     """
 
@@ -70,11 +69,11 @@ class Sites:
         stop: threading.Event,
         told: Callable[[str], None],
         most: int | None = None,
-        colluding: int | None = None,
+        opening: Callable[[Mapping[str, int]], Collection[str]] | None = None,
         computes: Callable[[str, Environment], str | None] = lambda site, environment: None,
     ) -> None:
         self._link, self._site_of, self._deadline, self._patience = link, clients, deadline, patience
-        self._stop, self.tell, self._most, self._colluding, self._computes = stop, told, most, colluding, computes
+        self._stop, self.tell, self._most, self._opening, self._computes = stop, told, most, opening, computes
         self.standings = Standings()
         self._plan: Plan | None = None
         self._offers: dict[str, tuple[str, str]] = {}
@@ -292,9 +291,9 @@ class Sites:
         """Those of ``clients`` whose sites can open a masked sum; all if none is masked. All, too, if every other site
         refuses: to wait for it would be in vain."""
         away = any(state in ("not connected", "connected") for state, _ in self.states().values())
-        if self._colluding is None or not away:
+        if self._opening is None or not away:
             return clients
-        sites = able(self.fewest({self._site_of[c] for c in clients}), self._colluding)
+        sites = self._opening(self.fewest({self._site_of[c] for c in clients}))
         return [c for c in clients if self._site_of[c] in sites]
 
     def _too_few(self, clients: Collection[str], least: int) -> bool:

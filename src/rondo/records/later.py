@@ -1,5 +1,5 @@
-"""Keys that are younger than what they meet: the digests of published records (docs/results/runs), and sites whose
-version of Rondo is older than their server's."""
+"""Keys of a configuration that are younger than what they meet: the digests of published records
+(docs/results/runs), and sites whose version of Rondo is older than their server's."""
 
 from __future__ import annotations
 
