@@ -34,8 +34,9 @@ class FedPLoRA(Algorithm[ServerState]):
     Head in the source: not known; here shared by default, and trained by every client.
     Deviations: the paper folds the other slots into the client's frozen weight. Here they stand beside its own as
     fixed factors, which is the same model and leaves the weight as it is. Clients draw their slots themselves, from the
-    run's named streams. The mean is weighted by the run's ``weighting``; the paper's has equal weights. The authors'
-    code was not at hand. In a run either all clients have ranks of their own or none has.
+    run's named streams. The mean is weighted by the run's ``weighting``; the paper's has equal weights. The full
+    text and the authors' code were not at hand: read were the abstract, reviews and a note of the rules. In a run
+    either all clients have ranks of their own or none has.
     Reference: Zhang et al., Heterogeneous Federated Fine-Tuning with Parallel One-Rank Adaptation, ICLR 2026
     (arXiv 2602.16936).
     """

@@ -50,7 +50,8 @@ class Ravan(Algorithm[ServerState]):
     Head in the source: not known; here shared by default.
     Deviations: every client trains all heads. In the source a client of less compute trains the heads with the largest
     weights or gradients, and each head is averaged over the clients that trained it. Of the source's starts of the
-    bases this is Gram-Schmidt. A weight decay shrinks s_i too. No code of the authors was found.
+    bases this is Gram-Schmidt. A weight decay shrinks s_i too. The full text and the authors' code were not at hand:
+    read were the abstract, reviews and a note of the rules.
     Reference: Raje et al., Ravan: Multi-Head Low-Rank Adaptation for Federated Fine-Tuning, NeurIPS 2025
     (arXiv 2506.05568).
     """
