@@ -41,7 +41,8 @@ def test_what_there_is_no_file_of_is_refused(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     said = CliRunner().invoke(app, ["init", "--task", "embeddings"])
     assert said.exit_code == 2
-    assert "--task: unknown; there are: sequence-classification, " in said.output
+    assert "--task: should be one of 'sequence-classification', " in said.output
+    assert "got 'embeddings'; did you mean 'embedding'?" in said.output
     said = CliRunner().invoke(app, ["init", "--task", "embedding", "--paper", "rolora/sst2"])
     assert said.exit_code == 2
     assert "a paper has its own: leave one out" in said.output

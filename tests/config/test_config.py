@@ -565,6 +565,20 @@ def test_fault_of_a_union_is_one_problem() -> None:
         load({"adapter": {"target_modules": 3}})
 
 
+@pytest.mark.parametrize(
+    ("section", "key", "value", "path"),
+    [
+        ("evaluation", "threshold", {"fever": 3}, "evaluation.threshold.fever"),
+        ("task", "label", ["fever", 3], "task.label[1]"),
+        ("adapter", "target_modules", [3], "adapter.target_modules[0]"),
+        ("clients", "ranks", [-1], "clients.ranks[0]"),
+    ],
+)
+def test_fault_within_a_value_stands_alone(section: str, key: str, value: Any, path: str) -> None:
+    """The key takes a single value too, and no fault says that a table is none."""
+    assert list(problems({section: {key: value}})) == [path]
+
+
 def test_fault_in_a_list_names_the_element() -> None:
     assert "adapter.target_modules[1]" in problems({"adapter": {"target_modules": ["query", 3]}})
 

@@ -176,6 +176,7 @@ def init(
     with user_errors():
         from rondo.config.papers import writer
         from rondo.config.reference import HEADING
+        from rondo.config.task_kinds import unknown
         from rondo.data.demo.starters import KINDS, starter
 
         if paper == "list":
@@ -185,7 +186,7 @@ def init(
         if scale != "paper" and paper is None:
             raise ConfigError.at("--scale", "is the scale of a paper's setting: name one by --paper", "rondo init")
         if task is not None and (paper is not None or task not in KINDS):
-            fault = f"unknown; there are: {', '.join(KINDS)}" if paper is None else "a paper has its own: leave one out"
+            fault = unknown(task) if paper is None else "a paper has its own: leave one out"
             raise ConfigError.at("--task", fault, "rondo init")
         rows_file = Path(file).with_suffix(".rows.jsonl")
         text, rows = starter(task or KINDS[0], str(rows_file))

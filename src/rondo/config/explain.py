@@ -16,7 +16,8 @@ from rondo.errors import Problem
 
 
 def merged(problems: Iterator[Problem]) -> list[Problem]:
-    """One problem per key. A value that fits none of several types is reported once, with all of them."""
+    """One problem per key. A value that fits none of several types is reported once, with all of them. A fault within a
+    value stands alone: that the whole is of no other type either is told of no list or table with such a fault."""
     by_path: dict[str, Problem] = {}
     for problem in problems:
         earlier = by_path.get(problem.path)
@@ -25,7 +26,9 @@ def merged(problems: Iterator[Problem]) -> list[Problem]:
             wanted, got, rest = problem.message.removeprefix("should be ").partition(", got ")
             problem = Problem(problem.path, f"{alternatives} or {wanted}{got}{rest}")
         by_path[problem.path] = problem
-    return list(by_path.values())
+    return [
+        p for path, p in by_path.items() if not any(other.startswith((f"{path}.", f"{path}[")) for other in by_path)
+    ]
 
 
 def explain(error: Any, raw: Mapping[str, Any], schema: type[BaseModel] = FileConfig) -> Problem:

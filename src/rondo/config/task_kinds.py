@@ -5,14 +5,13 @@ A user's own task needs no entry: ``task.kind`` names it as ``package.module:Cla
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from rondo.config.inputs import TaskConfig
-from rondo.config.rules import task_keys
+from rondo.config.rules import kind_words, task_keys
 from rondo.errors import Problem
 
 Checks = Callable[[Mapping[str, Any], bool], Iterator[Problem]]
@@ -290,7 +289,11 @@ def check(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
     elif task["metric"] is not None and ":" in kind:
         yield Problem("task.metric", "a task of one's own names its metric itself (Task.primary): remove it")
     elif ":" not in kind:
-        near = difflib.get_close_matches(kind, TABLE)
-        fallback = " (one of your own is given as package.module:Class)"
-        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else fallback
-        yield Problem("task.kind", f"should be one of {', '.join(map(repr, TABLE))}, got {kind!r}{hint}")
+        own = " (one of your own is given as package.module:Class)"
+        yield Problem("task.kind", unknown(kind, own))
+
+
+def unknown(word: str, otherwise: str = "") -> str:
+    """The message about a word that is no kind of task. ``otherwise``: its end if no kind is near."""
+    hint = kind_words.hint(word, TABLE)
+    return f"should be one of {', '.join(map(repr, TABLE))}, got {word!r}{f'; {hint}' if hint else otherwise}"
