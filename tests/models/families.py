@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -21,7 +21,11 @@ Outcome = Literal["together", "one at a time", "refused", "none"]
 """The clients of a run share calls, or train one at a time; the model is refused; transformers has no such model."""
 
 
-Kind = Literal["sequence-classification", "token-classification", "causal-lm", "seq2seq-lm", "image-classification"]
+Kind = Literal[
+    *("sequence-classification", "several-labels", "reward", "token-classification", "question-answering", "embedding"),
+    *("causal-lm", "preference", "seq2seq-lm", "image-classification"),
+]
+"""A kind of task; classification of rows that may have several labels counts as one."""
 Shortcut = Literal[
     "clients together", "prefix reuse", "first token only", "targets-only logits", "packing", "checkpointing"
 ]
@@ -37,11 +41,16 @@ class Family:
     attention: tuple[str, ...]
     """Layers of its attention, in place of all linear ones."""
     classifies: tuple[Outcome, Outcome] = ("together", "together")
-    """As a classifier, with all linear layers adapted and with those of ``attention``."""
+    """As a classifier, also of several labels, and as a reward model, with all linear layers adapted and with those of
+    ``attention``."""
     tags: tuple[Outcome, Outcome] | None = None
     """As a classifier of tokens, likewise; None: as a classifier of texts."""
+    answers: tuple[Outcome, Outcome] | None = None
+    """For question answering; None: as a classifier of texts."""
+    embeds: tuple[Outcome, Outcome] | None = None
+    """For embeddings; None: as a classifier of texts."""
     speaks: tuple[Outcome, Outcome] = ("none", "none")
-    """As a causal language model, likewise."""
+    """As a causal language model, likewise, also for preferences."""
     writes: tuple[Outcome, Outcome] = ("none", "none")
     """As a sequence-to-sequence model, likewise."""
     note: str = ""
@@ -51,8 +60,18 @@ class Family:
     reasons. Left out where shortcuts are not tried (``test_shortcuts_of_families.py``)."""
 
     @property
-    def finds(self) -> tuple[Outcome, Outcome]:
-        return self.classifies if self.tags is None else self.tags
+    def outcomes(self) -> Mapping[Kind, tuple[Outcome, Outcome]]:
+        """By kind; that of pictures is not among them."""
+        classes: Sequence[Kind] = ("sequence-classification", "several-labels", "reward")
+        return {
+            **dict.fromkeys(classes, self.classifies),
+            "token-classification": self.tags or self.classifies,
+            "question-answering": self.answers or self.classifies,
+            "embedding": self.embeds or self.classifies,
+            "causal-lm": self.speaks,
+            "preference": self.speaks,
+            "seq2seq-lm": self.writes,
+        }
 
 
 ALL: tuple[Outcome, Outcome] = ("together", "together")
@@ -176,6 +195,7 @@ FAMILIES: dict[str, Family] = {
         "BigBirdConfig",
         {**_BERT, "block_size": 16, "num_random_blocks": 1},
         _QUERY,
+        answers=ONE,
         speaks=NO,
         note=f"full attention only, up to (5 + 2 `num_random_blocks`) `block_size` tokens (704); {_BOTH_SIDES}",
     ),
@@ -192,6 +212,8 @@ FAMILIES: dict[str, Family] = {
         ("layer_1", "layer_2"),
         classifies=NO,
         tags=ONE,
+        answers=ONE,
+        embeds=ONE,
         speaks=NO,
         note="classifies by the last token, where rows are padded; sees the words that it is to predict",
     ),
@@ -200,6 +222,7 @@ FAMILIES: dict[str, Family] = {
         {**_BERT, "cls_token_id": 0, "sep_token_id": 2, "global_attn_every_n_layers": 2, "local_attention": 8},
         ("Wqkv",),
         classifies=ONE,
+        embeds=ALL,
         note="its head has a normalisation",
         shortcuts={
             "sequence-classification": {
@@ -214,6 +237,7 @@ FAMILIES: dict[str, Family] = {
         _BART,
         _Q,
         tags=NONE,
+        embeds=NO,
         speaks=ALL,
         writes=ALL,
         note=f"as a classifier its tokenizer must end every row; {_CROSS}",
@@ -224,6 +248,7 @@ FAMILIES: dict[str, Family] = {
         _BART,
         _Q,
         tags=NONE,
+        embeds=NO,
         speaks=ALL,
         writes=ALL,
         note="its tokenizer must end every row, for sequence to sequence with `decoder_start_token_id`, as mBART-50's "
@@ -235,6 +260,7 @@ FAMILIES: dict[str, Family] = {
         _BART,
         _Q,
         classifies=NONE,
+        embeds=NO,
         speaks=ALL,
         writes=ALL,
         note=_CROSS,
@@ -245,13 +271,21 @@ FAMILIES: dict[str, Family] = {
         _BART,
         _Q,
         classifies=NONE,
+        embeds=NO,
         speaks=ALL,
         writes=ALL,
         note=_CROSS,
         shortcuts={"seq2seq-lm": _BIASED},
     ),
     "M2M100": Family(
-        "M2M100Config", _BART, _Q, classifies=NONE, writes=ALL, note="NLLB too", shortcuts={"seq2seq-lm": _PAIRS}
+        "M2M100Config",
+        _BART,
+        _Q,
+        classifies=NONE,
+        embeds=NO,
+        writes=ALL,
+        note="NLLB too",
+        shortcuts={"seq2seq-lm": _PAIRS},
     ),
     "LED": Family(
         "LEDConfig",
@@ -263,6 +297,8 @@ FAMILIES: dict[str, Family] = {
         },
         ("query", "value"),
         classifies=NONE,
+        answers=ONE,
+        embeds=NO,
         writes=ONE,
         note="tokens come before rows in its encoder's attention; rows are read in whole windows (`attention_window`)",
         shortcuts={
@@ -277,6 +313,8 @@ FAMILIES: dict[str, Family] = {
         "T5Config",
         _T5,
         ("q", "v"),
+        answers=NO,
+        embeds=NO,
         writes=ALL,
         note="Flan-T5 and mT5 too; as a classifier its tokenizer must end every row",
         shortcuts={
@@ -293,6 +331,8 @@ FAMILIES: dict[str, Family] = {
         "UMT5Config",
         _T5,
         ("q", "v"),
+        answers=NO,
+        embeds=NO,
         writes=ALL,
         note="as a classifier its tokenizer must end every row",
         shortcuts={"seq2seq-lm": _PAIRS},
@@ -302,26 +342,28 @@ FAMILIES: dict[str, Family] = {
         {**_T5, "local_radius": 4},
         ("q", "v"),
         classifies=NONE,
+        embeds=NO,
         writes=ALL,
         shortcuts={"seq2seq-lm": _PAIRS},
     ),
     "Llama": Family("LlamaConfig", _LLAMA, _Q, speaks=ALL, shortcuts=_DECODER),
     "Qwen3": Family("Qwen3Config", _GEMMA, _Q, speaks=ALL, shortcuts=_DECODER),
     "Qwen3-MoE": Family("Qwen3MoeConfig", _MOE, _Q, classifies=NAMED, speaks=NAMED, note=_EXPERTS),
-    "Gemma": Family("GemmaConfig", _GEMMA, _Q, speaks=ALL),
-    "Gemma 2": Family("Gemma2Config", {**_GEMMA, "sliding_window": 8}, _Q, speaks=ALL),
+    "Gemma": Family("GemmaConfig", _GEMMA, _Q, answers=NONE, speaks=ALL),
+    "Gemma 2": Family("Gemma2Config", {**_GEMMA, "sliding_window": 8}, _Q, answers=NONE, speaks=ALL),
     "Gemma 3": Family(
         "Gemma3TextConfig",
         {**_GEMMA, "sliding_window": 8},
         _Q,
         tags=NONE,
+        answers=NONE,
         speaks=ALL,
         note="text models",
         shortcuts=_DECODER,
     ),
     "Mistral": Family("MistralConfig", {**_LLAMA, "sliding_window": 8}, _Q, speaks=ALL, shortcuts=_DECODER),
-    "Phi": Family("PhiConfig", _LLAMA, _Q, speaks=ALL, shortcuts=_DECODER),
-    "Phi-3": Family("Phi3Config", _LLAMA, ("qkv_proj",), speaks=ALL),
+    "Phi": Family("PhiConfig", _LLAMA, _Q, answers=NONE, speaks=ALL, shortcuts=_DECODER),
+    "Phi-3": Family("Phi3Config", _LLAMA, ("qkv_proj",), answers=NONE, speaks=ALL),
     "OPT": Family(
         "OPTConfig", {**_BERT, "ffn_dim": 48, "word_embed_proj_dim": 32}, _Q, tags=NONE, speaks=ALL, shortcuts=_DECODER
     ),
@@ -335,12 +377,13 @@ FAMILIES: dict[str, Family] = {
     "GPT-NeoX": Family("GPTNeoXConfig", _BERT, _QKV, speaks=ALL, shortcuts=_NEOX),
     "Bloom": Family("BloomConfig", {**_OWN, "hidden_size": 32, "n_layer": 2, "n_head": 2}, _QKV, speaks=ALL),
     "Falcon": Family("FalconConfig", {**_SIZES, "num_attention_heads": 2}, _QKV, speaks=ALL),
-    "OLMoE": Family("OlmoeConfig", _MOE, _Q, classifies=NONE, speaks=NAMED, note=_EXPERTS),
+    "OLMoE": Family("OlmoeConfig", _MOE, _Q, classifies=NONE, embeds=NAMED, speaks=NAMED, note=_EXPERTS),
     "Mamba": Family(
         "MambaConfig",
         {**_SIZES, "state_size": 4},
         ("in_proj", "x_proj"),
         classifies=NONE,
+        embeds=NAMED,
         speaks=NAMED,
         note="PEFT adapts no `out_proj`: name layers in `adapter.target_modules`",
     ),
@@ -350,6 +393,7 @@ FAMILIES: dict[str, Family] = {
         _Q,
         classifies=NO,
         tags=NONE,
+        answers=NONE,
         speaks=NO,
         note="no text model",
         shortcuts={
@@ -363,11 +407,13 @@ FAMILIES: dict[str, Family] = {
 
 @cache
 def tokenizer() -> Any:
-    """A tokenizer of whole words that puts ``<s>`` before a row and ``</s>`` behind it."""
+    """A tokenizer of words that puts ``<s>`` before a row and ``</s>`` behind it, and joins two as RoBERTa's does."""
     inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(SPECIAL + WORDS)}, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     marks = [("<s>", 0), ("</s>", 2)]
-    inner.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=marks)
+    inner.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=marks
+    )
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=inner,
         bos_token="<s>",
@@ -379,9 +425,11 @@ def tokenizer() -> Any:
 
 
 AUTO = {
-    "sequence-classification": "AutoModelForSequenceClassification",
+    **dict.fromkeys(("sequence-classification", "several-labels", "reward"), "AutoModelForSequenceClassification"),
     "token-classification": "AutoModelForTokenClassification",
-    "causal-lm": "AutoModelForCausalLM",
+    "question-answering": "AutoModelForQuestionAnswering",
+    "embedding": "AutoModel",
+    **dict.fromkeys(("causal-lm", "preference"), "AutoModelForCausalLM"),
     "seq2seq-lm": "AutoModelForSeq2SeqLM",
     "image-classification": "AutoModelForImageClassification",
 }
@@ -390,7 +438,7 @@ AUTO = {
 def save(family: Family, kind: Kind, folder: Path) -> Path:
     """Save a random model and the tokenizer; return the folder. A family without a model of this kind is saved as the
     body alone, as a user who picked the wrong one would have it."""
-    config = getattr(transformers, family.config)(**family.options)
+    config = getattr(transformers, family.config)(**family.options, architectures=[])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
@@ -402,13 +450,23 @@ def save(family: Family, kind: Kind, folder: Path) -> Path:
     return folder
 
 
+COLUMNS: Mapping[str, Kind] = {
+    "classification, several labels, reward": "sequence-classification",
+    "token classification": "token-classification",
+    "question answering": "question-answering",
+    "embedding": "embedding",
+    "language model, preference": "causal-lm",
+    "sequence to sequence": "seq2seq-lm",
+}
+"""Of the table, with a kind each. Kinds of a column have the same outcomes."""
+
+
 def table() -> list[str]:
     """The rows of the table in docs/models.md. Families of which the same holds share one."""
-    kinds = "classification | token classification | language model | sequence to sequence"
-    rows = [f"| families | {kinds} | clients | note |", "|---" * 7 + "|"]
+    rows = [f"| families | {' | '.join(COLUMNS)} | clients | note |", "|---" * (len(COLUMNS) + 3) + "|"]
     alike: dict[tuple[str, ...], list[str]] = {}
     for name, family in FAMILIES.items():
-        allowed = map(_allowed, (family.classifies, family.finds, family.speaks, family.writes))
+        allowed = (_allowed(family.outcomes[kind]) for kind in COLUMNS.values())
         alike.setdefault((*allowed, _clients(family), family.note), []).append(name)
     return rows + [
         f"| {' | '.join([', '.join(names), *cells])} |".replace("|  |", "| |") for cells, names in alike.items()
@@ -425,9 +483,12 @@ def _allowed(outcomes: tuple[Outcome, Outcome]) -> str:
 
 
 def _clients(family: Family) -> str:
-    trained = [
-        o for o in (*family.classifies, *family.finds, *family.speaks, *family.writes) if o not in ("refused", "none")
-    ]
-    if len(set(trained)) == 2:
-        return "one at a time; together without such projections"
-    return trained[0] if trained else ""
+    """How clients train, with the columns for which it is otherwise."""
+    alike: dict[str, list[str]] = {}
+    for column, kind in COLUMNS.items():
+        trained = [outcome for outcome in family.outcomes[kind] if outcome not in ("refused", "none")]
+        if trained:
+            both = "one at a time; together without such projections"
+            alike.setdefault(both if len(set(trained)) == 2 else trained[0], []).append(column)
+    most = max(alike, key=lambda how: len(alike[how]), default="")
+    return "; ".join([most, *(f"{', '.join(columns)} {how}" for how, columns in alike.items() if how != most)])

@@ -33,22 +33,31 @@ ANSWER_WORDS = (4, 9, 6, LONGEST - 2, 3, 7)
 """Of each row's answer, over all clients."""
 
 
+COLUMNS: dict[Kind, dict[str, Any]] = {
+    "sequence-classification": {"text": "text", "label": "label"},
+    "several-labels": {"text": "text", "label": "labels", "multi_label": True},
+    "reward": {},
+    "token-classification": {"tokens": "tokens", "tags": "tags"},
+    "question-answering": {"context": "context", "question": "question", "answers": "answers"},
+    # With its own scale of 20 a random model's losses are near zero, where rounding is large beside them.
+    "embedding": {"anchor": "question", "positive": "answer", "negative": "rejected", "scale": 1.0},
+    "causal-lm": {"text": "text"},
+    "preference": {},
+    "seq2seq-lm": {"prompt": "text", "response": "answer"},
+    "image-classification": {"image": "image", "image_shape": [16, 16, 3], "label": "label"},
+}
+"""Keys of ``[task]``."""
+
+
 def configured(folder: Path, kind: Kind, layers: Any, **adapter: Any) -> RunConfig:
-    columns: dict[str, Any] = {"text": "text", "max_length": LONGEST}
-    if kind == "token-classification":
-        columns = {"tokens": "tokens", "tags": "tags", "max_length": LONGEST}
-    if kind == "image-classification":
-        columns = {"image": "image", "image_shape": [16, 16, 3]}
-    if kind == "seq2seq-lm":
-        columns = {"prompt": "text", "response": "answer", "max_length": LONGEST}
-    elif kind not in ("causal-lm", "token-classification"):
-        columns["label"] = "label"
+    named = "sequence-classification" if kind == "several-labels" else kind
+    longest = {} if kind == "image-classification" else {"max_length": LONGEST}
     return load(
         {
             "algorithm": {"name": "fedit"},
             "adapter": {"r": 2, "lora_alpha": 4, "target_modules": layers, **adapter},
             "model": {"name": str(folder)},
-            "task": {"kind": kind, **columns},
+            "task": {"kind": named, **COLUMNS[kind], **longest},
             "data": {"source": str(write_rows(folder / "rows.csv", [{"text": "w1", "label": "pos", "answer": "w2"}]))},
             "partition": {"kind": "iid", "clients": 1},
             "train": {"optimizer": "sgd", "lr": 0.1, "batch_size": 4, "local_epochs": 1, "precision": "exact"},
@@ -67,10 +76,25 @@ def sentences() -> tuple[list[dict[str, Any]], ...]:
                 " ".join(WORDS[(17 * count + step * i) % len(WORDS)] for i in range(size))
                 for step, size in ((5, length), (7, ANSWER_WORDS[count - 1]))
             )
+            row = {"text": words, "label": LABELS[count % 2], "labels": LABELS[: 1 + count % 2], "answer": answer}
             tagged = {"tokens": words.split(), "tags": [("O", "B-A")[i % 2] for i in range(length)]}
-            texts.append({"text": words, "label": LABELS[count % 2], "answer": answer, **tagged})
+            texts.append({**row, **tagged, **_asked(words, answer)})
         clients.append(texts)
     return tuple(clients)
+
+
+def _asked(words: str, answer: str) -> dict[str, Any]:
+    """Columns of questions and of pairs of answers, of the words of a row. Each fits a model's longest row."""
+    some, others = words.split()[: LONGEST // 2], answer.split()[: LONGEST // 4]
+    place = " ".join(some).rindex(some[2])
+    return {
+        "context": " ".join(some),
+        "question": " ".join(others[:4]),
+        "answers": {"text": [some[2]], "answer_start": [place]},
+        "prompt": some[0],  # what both answers have would cancel in their gradients, down to rounding
+        "chosen": f" {' '.join(others)}",
+        "rejected": f" {' '.join(some[1:])}",
+    }
 
 
 def pictures() -> tuple[list[dict[str, Any]], ...]:

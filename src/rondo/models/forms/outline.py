@@ -223,12 +223,15 @@ def _outline(config: RunConfig, labels: Sequence[str], opened: _Found) -> Transf
         with loading(config.model.name, "its modules.json"):
             known = sentence.settled(config.task, opened.name, config.model.revision)
         config = config.model_copy(update={"task": known})
-        problems += _of_sentences(opened.known)
+        problems += _of_sentences(opened)
     task = make_task(config, tokenizer, labels).for_model(opened.module)
     return TransformerOutline(task, sites, problems, opened.name, opened.known, tokenizer, limits, opened.loaded)
 
 
-def _of_sentences(known: Any) -> Iterator[Problem]:
+def _of_sentences(opened: _Found) -> Iterator[Problem]:
+    known, read = opened.known, opened.module.main_input_name
+    if read != "input_ids":
+        yield Problem("model.name", f"{known.model_type} reads {read}, not texts: name another")
     if getattr(known, "is_encoder_decoder", False):
         message = f"{known.model_type} has a decoder, whose states are not those of the text: name an encoder"
         yield Problem("model.name", f"{message}, or a decoder alone")

@@ -192,6 +192,9 @@ def load_structure(kind: Kind, config: Any) -> tuple[nn.Module, tuple[str, ...]]
         raise ConfigError.at("model.name", f"{message}: name another model, or set another task.kind")
     with quiet(), torch.device("meta"):
         module = auto(kind).from_config(copy.deepcopy(config), trust_remote_code=False)
+    if kind.head and not hasattr(module, module.base_model_prefix):  # T5 answers questions so, CLIP classifies so
+        message = f"the body of {type(module).__name__} cannot be told from its head: name another model"
+        raise ConfigError.at("model.name", message)
     if kind.peft == "CAUSAL_LM":
         checks.check_architecture(config, module)
     if kind.peft == "SEQ_2_SEQ_LM" and not config.is_encoder_decoder:

@@ -18,7 +18,7 @@ from rondo.config.inputs import TaskConfig
 from rondo.errors import ConfigError
 from rondo.tasks.language.answering.answer_scores import AnswerReader, AnswerTally, span_losses
 from rondo.tasks.language.answering.windows import IGNORED, Question, Window, WindowStore, row_sizes
-from rondo.tasks.language.text import TextTask, inputs_of
+from rondo.tasks.language.text import TRIAL_TEXTS, TextTask, inputs_of
 from rondo.tasks.row_checks import Row, RowProblem, is_missing
 from rondo.tasks.task import Batch, Predictor, batches
 
@@ -291,6 +291,11 @@ class QuestionAnswering(TextTask):
             reader.add(model.output(inputs), targets)
         answers = [reader.answer(question) for question in dict.fromkeys(w.question for w in windows)]
         return [{"answer": a.text, "probability": a.probability, "answer_start": a.start} for a in answers]
+
+    def trial_batch(self) -> tuple[Batch, Tensor | None]:
+        """Pairs of short texts, by whose separators Longformer tells the question; outputs at padding mean nothing."""
+        inputs = dict(self.tokenizer(list(TRIAL_TEXTS), list(TRIAL_TEXTS), padding=True, return_tensors="pt"))
+        return inputs, inputs["attention_mask"].bool()
 
     def tally(self) -> AnswerTally:
         return AnswerTally(self.reader(), self._questions)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import date
 from typing import Any, ClassVar, Self
 
@@ -55,9 +54,6 @@ class Reward(PairTask):
             for both in sides
             if max(map(len, both)) <= self.max_length
         ]
-
-    def opening(self, example: Any, size: int) -> Any:
-        return super().opening(example, size) if isinstance(example, Pair) else replace(example, ids=example.ids[:size])
 
     def collate(self, examples: Sequence[Any]) -> tuple[Batch, Batch]:
         """Targets: ``better``, whether each answer is the chosen one, (2 * rows,)."""
