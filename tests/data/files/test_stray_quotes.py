@@ -45,3 +45,11 @@ def test_texts_of_several_lines_are_read(text: str, tmp_path: Path) -> None:
     rows = read_rows(tmp_path / "x.csv", "data.source")
     assert len(rows) == 9
     assert rows[3] == {"text": text.replace('""', '"'), "label": "pos"}
+
+
+def test_doubled_quotes_say_that_a_program_has_quoted_a_text(tmp_path: Path) -> None:
+    """Each of its two lines has three columns, the first a known name and the second a known label."""
+    texts = ["ann,fine,pos", 'ann,"it shows\n""no points"", again",neg', "ann,late,neg"]
+    (tmp_path / "x.csv").write_text(lines(*texts, columns="who,text,label").replace("it shows", "it, shows"))
+    rows = read_rows(tmp_path / "x.csv", "data.source")
+    assert rows[1] == {"who": "ann", "text": 'it, shows\n"no points", again', "label": "neg"}

@@ -211,21 +211,27 @@ def _quoted(file: TextIO, delimiter: str) -> tuple[Rows, array[int]]:
 def _refuse_swallowed(file: TextIO, rows: Rows, spans: Sequence[tuple[int, int]], delimiter: str) -> None:
     """Raise ValueError for a text of several lines that are rows by themselves: a stray quote opened it, and another
     one, on a later row, closed it. Lines are rows if each has all columns and, in one of them, a value that a row of a
-    single line has there, such as a label. ``spans``: the first and the last line of each row."""
+    single line has there, such as a label. A text with doubled quotes was quoted on purpose. ``spans``: the first and
+    the last line of each row."""
     file.seek(0)
     lines = [line.rstrip("\r\n") for line in file]
     single = [row for row, (start, end) in zip(rows, spans, strict=True) if start == end]
     known = [{row[name] for row in single} - {""} for name in (rows[0] if rows else ())]
-    for start, end in spans:
+    for row, (start, end) in zip(rows, spans, strict=True):
         inside = [line.split(delimiter) for line in lines[start - 1 : end]]
-        if end > start and all(
-            len(values) == len(known) and any(v in there or not single for v, there in zip(values, known, strict=True))
-            for values in inside
+        doubled = any("\n" in value and '"' in value for value in row.values())
+        if (
+            end > start
+            and not doubled
+            and all(
+                len(values) == len(known)
+                and any(v in there or not single for v, there in zip(values, known, strict=True))
+                for values in inside
+            )
         ):
             fate = f"so the {end - start + 1} rows up to line {end}, where it closes, would be one"
-            raise ValueError(
-                f"line {start}: a quote opens a text, {fate}: double the quotes within texts, or remove it"
-            )
+            mend = "double the quotes within texts, or remove it; if it is one text, save the file as JSON lines"
+            raise ValueError(f"line {start}: a quote opens a text, {fate}: {mend}")
 
 
 def _header(names: list[str]) -> list[str]:
