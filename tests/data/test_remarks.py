@@ -219,3 +219,37 @@ def test_marks_of_a_tokenizer_are_its_special_tokens() -> None:
     tokenizer.add_tokens(["w99"])
     marks = CausalLM.of(TaskConfig(kind="causal-lm", text="t"), tokenizer, ()).marks
     assert set(marks) == {"<|turn|>", "<s>", "</s>", "<pad>"}
+
+
+def said_of(folder: Path, train: Rows, test: Rows = (), **sections: Mapping[str, Any]) -> str:
+    settings, there = dealt(config(folder, train, test, **sections))
+    return " | ".join(remarks(settings, there, {}))
+
+
+def patients(count: int, rows_each: int, name: str = "patient", value: str = "p{}") -> list[dict[str, Any]]:
+    made = [(i, k) for i in range(count) for k in range(rows_each)]
+    return [{"text": f"note {i} {k}", "label": "ab"[i % 2], name: value.format(i)} for i, k in made]
+
+
+def test_column_that_repeats_on_both_sides_is_told(tmp_path: Path) -> None:
+    test = [{**row, "text": f"{row['text']} again"} for row in patients(3, 2)]
+    said = said_of(tmp_path, patients(30, 3), [*test, {"text": "x", "label": "a", "patient": "q"}])
+    assert "3 of 4 values of 'patient' in the test set have training rows too" in said
+    assert "'patient' has 30 values in 90 rows" in said
+    assert "data.hold_out_by = 'patient' keeps a person's rows together" in said
+
+
+@pytest.mark.parametrize(
+    ("rows", "sections"),
+    [
+        (patients(5, 6), {}),  # a category
+        (patients(30, 1), {}),  # no person has two rows
+        (patients(30, 3, "age", "{}"), {}),
+        (patients(30, 3, value="a note of more than sixty-four characters, which is a text by itself, {}"), {}),
+        (patients(30, 3), {"data": {"hold_out_by": "patient"}}),
+        (patients(30, 3), {"partition": {"kind": "natural", "column": "patient"}}),
+        (patients(30, 3), {"data": {"validation_fraction": 0.0}}),
+    ],
+)
+def test_other_columns_are_not_taken_for_persons(rows: Rows, sections: Any, tmp_path: Path) -> None:
+    assert "keeps a person's rows together" not in said_of(tmp_path, rows, **sections)

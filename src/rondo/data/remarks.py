@@ -60,6 +60,9 @@ def remarks(config: RunConfig, dealt: Dealt, trained: Mapping[str, int], marks: 
         yield from _written_otherwise((row[person] for row in training), "persons")
         yield from _alike(Counter(value_name(row[person]) for row in training), "names of persons", "persons")
         yield from _on_both_sides(person, training, dealt)
+    if config.data.hold_out_by is None and ":" not in config.task.kind:  # nobody knows what a task of one's own reads
+        for name in _person_columns(config, training):
+            yield from _held_apart(name, training, dealt, config.data.validation_fraction)
     tested = (dealt.test.rows, *(test.rows for test in dealt.more_tests.values()))
     yield from typed_marks(config, [*training, *itertools.chain(*tested)], marks)
     if dealt.test.owners is not None:
@@ -81,6 +84,40 @@ def _on_both_sides(person: str, training: Rows, dealt: Dealt) -> Iterator[str]:
             rows = f"the test set {name!r}" if name else "the test set"
             fate = "have training rows too: scores say how well they are remembered, and not how new ones would fare"
             yield f"{both} of {len(there)} values of {person!r} in {rows} {fate}"
+
+
+_PERSONS = 20
+"""Fewest values of a column of persons; fewer are taken for a category."""
+_PERSON = re.compile(
+    r"patient|person|subject|user|speaker|author|customer|student|participant|household|(^|_)id$", re.I
+)
+
+
+def _person_columns(config: RunConfig, training: Rows) -> list[str]:
+    """The columns that may tell whose rows are alike: short names, or numbers under the name of an identifier, that
+    nothing reads and that repeat."""
+    values = config.task.model_dump().values()
+    read = {
+        name for value in values for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)
+    }
+    read |= {str(config.partition.column), str(config.guarantee.group)}
+    found = []
+    for name in sorted({*training[0]} - read) if training else ():
+        cells = [str(row.get(name)) for row in training]
+        short = all(isinstance(row.get(name), str | int) for row in training) and max(map(len, cells)) <= 64
+        names = bool(_PERSON.search(name)) or not all(cell.replace(".", "").isdecimal() for cell in cells)
+        if short and names and _PERSONS <= len(set(cells)) <= len(cells) / 1.2:
+            found.append(name)
+    return found
+
+
+def _held_apart(person: str, training: Rows, dealt: Dealt, fraction: float) -> Iterator[str]:
+    """Sentences about a column that may be of persons: who is in test rows too, and who may be held back in part."""
+    yield from _on_both_sides(person, training, dealt)
+    if fraction:
+        count = len({value_name(row[person]) for row in training})
+        fate = f"{person!r} has {count} values in {len(training)} rows, and rows are held back one by one"
+        yield f"{fate}: if each is a person, data.hold_out_by = {person!r} keeps a person's rows together"
 
 
 def _of_several(reads: RowLabels, training: Rows) -> Iterator[str]:
