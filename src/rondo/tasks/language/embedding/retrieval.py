@@ -17,8 +17,8 @@ class EmbeddingTally:
     """A :class:`rondo.tasks.task.Tally` over passages, which may come in any order.
 
     Every different anchor without a score asks for its positives among all positives and negatives of the test set,
-    by cosine; its own text is not among them. Equal cosines count against it. Source: sentence-transformers'
-    ``InformationRetrievalEvaluator``, and ``EmbeddingSimilarityEvaluator`` for rows with a score.
+    by cosine. Equal cosines count against it. Its own text is not among them, as in MTEB; otherwise the source is
+    ``InformationRetrievalEvaluator`` of sentence-transformers. Rows with a score: ``EmbeddingSimilarityEvaluator``.
 
     ``pooling``: how states become a vector.
     """
