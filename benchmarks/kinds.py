@@ -5,7 +5,8 @@
 
 With the stock trainer (of transformers, TRL or sentence-transformers, by ``train.trainer``) clients train one after the
 other. Models are MiniLM, and a random Llama of its size. Precision is float32. The row "own trainer" has transformers'
-trainer in both: in Rondo's round, and alone in a loop. A turn runs all programs once, for two rounds, of which the
+trainer in both: in Rondo's round, and alone in a loop. The rows "magnitudes" have Rondo in both: without magnitudes
+(LoRA), and with them (DoRA). A turn runs all programs once, for two rounds, of which the
 second counts. Ratios are of one turn, because the machine may be busy; the table has their medians.
 """
 
@@ -150,7 +151,9 @@ KINDS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any], str]] = {
 """The kind and its keys, the stock trainer, its own ``[task]`` if it has another, and the package that it needs."""
 
 
-def round_of(task: dict[str, Any], trainer: str | None, args: argparse.Namespace, folder: Path) -> float:
+def round_of(
+    task: dict[str, Any], trainer: str | None, args: argparse.Namespace, folder: Path, *, magnitudes: bool = False
+) -> float:
     """Seconds of the second round of a run."""
     import rondo
 
@@ -172,7 +175,7 @@ def round_of(task: dict[str, Any], trainer: str | None, args: argparse.Namespace
             {
                 "rounds": 2,
                 "algorithm": {"name": "fedit"},
-                "adapter": {"r": 4, "target_modules": targets},
+                "adapter": {"r": 4, "target_modules": targets, "use_dora": magnitudes},
                 "model": {"name": str(folder / "llama") if language else "builtin:minilm"},
                 "task": {**task, "max_length": 64},
                 "data": {"test_split": "", "validation_fraction": 0.0},
@@ -211,6 +214,12 @@ def programs(args: argparse.Namespace, folder: Path) -> dict[str, tuple[Callable
             lambda task=other or task, trainer=trainer: round_of(task, trainer, args, folder),
         )
     task = {"kind": "sequence-classification", "text": "text", "label": "intent"}
+    language = {"kind": "causal-lm", "prompt": "prompt", "response": "chosen"}
+    for name, kind in (("magnitudes, classification", task), ("magnitudes, causal LM", language)):
+        made[name] = (
+            lambda kind=kind: round_of(kind, None, args, folder),
+            lambda kind=kind: round_of(kind, None, args, folder, magnitudes=True),
+        )
     made["own trainer"] = (lambda: round_of(task, "kinds:kept", args, folder), lambda: alone(args))
     return made
 
@@ -221,6 +230,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=32, help="per client")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", default="", help="rows of the table whose names have this word")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     import torch
@@ -233,6 +243,8 @@ def main() -> None:
         all_programs = programs(args, Path(place))
         for turn in range(args.turns):
             for name, (ours, theirs) in all_programs.items():
+                if args.only not in name:
+                    continue
                 times.setdefault(name, []).append((ours(), theirs()))
                 print(f"turn {turn}, {name}: {times[name][-1][0]:.2f} s, {times[name][-1][1]:.2f} s", flush=True)
     table = {
@@ -245,7 +257,7 @@ def main() -> None:
         for name, pairs in times.items()
     }
     for name, row in table.items():
-        print(f"{name:15} {row['rondo_s']:7.2f} s {row['stock_s']:7.2f} s, stock / Rondo {row['ratio']:.2f}")
+        print(f"{name:27} {row['rondo_s']:7.2f} s {row['stock_s']:7.2f} s, stock / Rondo {row['ratio']:.2f}")
     if args.json:
         args.json.write_text(
             json.dumps({"clients": args.clients, "rows": args.rows, "rounds": table}, indent=1) + "\n", encoding="utf-8"

@@ -31,19 +31,24 @@ def adapter(folder: Path) -> bytes:
     return (folder / "adapter" / "adapter_model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["fedit", "rolora", "fedsa-lora", "hetlora"])
-def test_buffer_of_all_clients_is_a_round(name: str, config: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "magnitudes"),
+    [("fedit", False), ("fedit", True), ("rolora", False), ("rolora", True), ("fedsa-lora", False), ("hetlora", False)],
+)
+def test_buffer_of_all_clients_is_a_round(name: str, magnitudes: bool, config: dict[str, Any], tmp_path: Path) -> None:
     """Where a step takes the upload of each client, the bits are those of rounds, whatever the clients' speeds."""
     buffered = {"mode": "buffered", "buffer": 4, "staleness": 3.0}
-    algorithm, faults = {"name": name}, {"slow": ["client-1"]}
-    one = run(config, tmp_path / "rounds", algorithm=algorithm)
-    other = run(config, tmp_path / "buffered", algorithm=algorithm, clients=buffered, faults=faults)
+    keys = {"algorithm": {"name": name}, "adapter": {**config["adapter"], "use_dora": magnitudes}}
+    one = run(config, tmp_path / "rounds", **keys)
+    other = run(config, tmp_path / "buffered", **keys, clients=buffered, faults={"slow": ["client-1"]})
     assert adapter(one.run_dir) == adapter(other.run_dir)
     assert [r["loss"] for r in one.history] == [r["loss"] for r in other.history]
 
 
-def test_resumed_run_has_the_same_bits(config: dict[str, Any], tmp_path: Path) -> None:
-    late = {**config, "clients": BUFFERED, "faults": {"slow": ["client-2"], "crash": 0.2}}
+@pytest.mark.parametrize("magnitudes", [False, True])
+def test_resumed_run_has_the_same_bits(magnitudes: bool, config: dict[str, Any], tmp_path: Path) -> None:
+    layers = {**config["adapter"], "use_dora": magnitudes}
+    late = {**config, "adapter": layers, "clients": BUFFERED, "faults": {"slow": ["client-2"], "crash": 0.2}}
     whole = rondo.run(late, run_dir=tmp_path / "whole", device="cpu")
     folder = stopped(late, tmp_path / "stopped", at=3)
     rondo.resume(folder, device="cpu")
