@@ -85,6 +85,38 @@ def dpo(local: Any) -> float:
     return trainers.dpo(local, beta=0.1)
 
 
+def rewards(local: Any) -> float:
+    """TRL's RewardTrainer on the columns of preferences."""
+    from datasets import Dataset
+    from trl import RewardConfig, RewardTrainer
+
+    pairs = Dataset.from_list([{key: row[key] for key in ("prompt", "chosen", "rejected")} for row in local.rows])
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = RewardConfig(
+            **own_arguments(local, folder), bf16=False, gradient_checkpointing=False, max_length=64
+        )
+        trainer = RewardTrainer(
+            model=local.model, args=arguments, train_dataset=pairs, processing_class=copy.deepcopy(local.tokenizer)
+        )
+        return float(trainer.train().training_loss)
+
+
+def own_arguments(local: Any, folder: str) -> dict[str, Any]:
+    """Arguments of trainers that ``rondo.trainers`` does not have."""
+    return {
+        "output_dir": folder,
+        "per_device_train_batch_size": local.settings.batch_size,
+        "num_train_epochs": local.epochs,
+        "learning_rate": local.lr,
+        "lr_scheduler_type": "constant",
+        "use_cpu": True,
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+
+
 def sentences(local: Any) -> float:
     """The trainer of sentence-transformers with its loss for pairs."""
     from datasets import Dataset
@@ -99,18 +131,7 @@ def sentences(local: Any) -> float:
     model[0].model = local.model
     pairs = Dataset.from_list([{key: row[key] for key in ("anchor", "positive")} for row in local.rows])
     with tempfile.TemporaryDirectory() as folder:
-        arguments = SentenceTransformerTrainingArguments(
-            output_dir=folder,
-            per_device_train_batch_size=local.settings.batch_size,
-            num_train_epochs=local.epochs,
-            learning_rate=local.lr,
-            lr_scheduler_type="constant",
-            use_cpu=True,
-            save_strategy="no",
-            logging_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-        )
+        arguments = SentenceTransformerTrainingArguments(**own_arguments(local, folder))
         loss = MultipleNegativesRankingLoss(model)
         trainer = SentenceTransformerTrainer(model=model, args=arguments, train_dataset=pairs, loss=loss)
         return float(trainer.train().training_loss)
@@ -147,6 +168,7 @@ KINDS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any], str]] = {
         {"kind": "causal-lm", "prompt": "prompt", "response": "chosen"},
         "trl",
     ),
+    "reward": ("reward", {}, "kinds:rewards", {}, "trl"),
 }
 """The kind and its keys, the stock trainer, its own ``[task]`` if it has another, and the package that it needs."""
 
@@ -167,7 +189,7 @@ def round_of(
         def round_done(self, record: dict[str, Any]) -> None:
             self.seconds = time.perf_counter() - self.began
 
-    language = task["kind"] in ("causal-lm", "preference")
+    language = task["kind"] in ("causal-lm", "preference", "reward")
     targets = ["q_proj", "v_proj"] if language else ["query", "value"]
     watch = Watch()
     with tempfile.TemporaryDirectory() as place:
