@@ -11,6 +11,7 @@ import transformers
 
 from rondo.config import load
 from rondo.config.explain import unknown, unknown_key
+from rondo.config.inputs import AdapterConfig
 from rondo.config.rules.other_words import WORDS
 from rondo.config.schema import FileConfig
 from rondo.errors import ConfigError
@@ -20,7 +21,7 @@ from rondo.errors import ConfigError
 def test_keys_that_an_answer_names_exist(word: str) -> None:
     message = unknown_key(word.split(".") if "." in word else ["train", word], FileConfig)
     assert "known here" not in message
-    named = re.findall(r"\b(?:train|task|model|adapter|evaluation|clients)\.[a-z_]+|\bseed(?=,)", message)
+    named = re.findall(r"\b(?:train|task|model|data|adapter|evaluation|clients)\.[a-z_]+|\bseed(?=,)", message)
     assert named or "Rondo has none, because" in message
     assert [key for key in named if unknown(key.split(".")) is not None] == []
 
@@ -43,8 +44,8 @@ def test_every_key_of_transformers_trainer_is_taken_or_explained() -> None:
 
 
 KEYS = Path(__file__).with_name("trainer_keys.txt").read_text(encoding="utf-8").split()
-"""Keys of TRL 1.16.0 (SFTConfig, DPOConfig, RewardConfig) and of sentence-transformers 6.2.0, without those of
-transformers."""
+"""Keys of TRL 1.16.0 (SFTConfig, DPOConfig, RewardConfig, and its scripts' ModelConfig and ScriptArguments) and of
+sentence-transformers 6.2.0, without those of transformers and those that ``[adapter]`` has."""
 
 
 def test_every_key_of_trl_and_sentence_transformers_is_taken_or_explained() -> None:
@@ -54,14 +55,17 @@ def test_every_key_of_trl_and_sentence_transformers_is_taken_or_explained() -> N
 @pytest.mark.parametrize(
     ("library", "classes"),
     [
-        ("trl", ["SFTConfig", "DPOConfig", "RewardConfig"]),
+        ("trl", ["SFTConfig", "DPOConfig", "RewardConfig", "ModelConfig", "ScriptArguments"]),
         ("sentence_transformers", ["SentenceTransformerTrainingArguments"]),
     ],
 )
 def test_list_of_keys_is_that_of_the_library(library: str, classes: list[str]) -> None:
     module = pytest.importorskip(library)
     theirs = {field.name for name in classes for field in dataclasses.fields(getattr(module, name))}
-    assert theirs - {field.name for field in dataclasses.fields(transformers.TrainingArguments)} <= {*KEYS}
+    known = {
+        field.name for field in dataclasses.fields(transformers.TrainingArguments)
+    } | AdapterConfig.model_fields.keys()
+    assert theirs - known <= {*KEYS}
 
 
 def test_rounding_that_is_not_taken_has_a_reason() -> None:

@@ -41,13 +41,20 @@ _KEYS = {
     **dict.fromkeys(("label_names", "remove_unused_columns"), "task.label, and columns that no key names are left out"),
     **dict.fromkeys(("model_name_or_path", "base_model"), "model.name"),
     "model_init_kwargs": "model.name, model.revision and model.quantization",
+    "model_revision": "model.revision",
+    **dict.fromkeys(("dtype", "torch_dtype"), 'train.precision = "fast" or "exact"'),
+    "dataset_name": "data.source",
+    "dataset_config": "data.subset",
+    "dataset_train_split": "data.train_split",
+    "dataset_test_split": "data.test_split",
     **dict.fromkeys(("lora_r", "lora_rank"), "adapter.r"),
-    "lora_target_modules": "adapter.target_modules",
+    **dict.fromkeys(("lora_target_modules", "lora_target_parameters"), "adapter.target_modules"),
+    "lora_modules_to_save": "train.what, which names tensors to train whole beside the factors",
     **dict.fromkeys(
         ("gptq", "awq", "quantize", "quant_method", "quantization_config"),
         'model.quantization = "nf4" or "int8", of plain weights',
     ),
-    **dict.fromkeys(("load_in_4bit", "int4"), 'model.quantization = "nf4"'),
+    **dict.fromkeys(("load_in_4bit", "int4", "bnb_4bit_quant_type"), 'model.quantization = "nf4"'),
     **dict.fromkeys(("load_in_8bit", "int8"), 'model.quantization = "int8"'),
     **dict.fromkeys(
         ("eval_steps", "eval_strategy", "evaluation_strategy", "eval_delay", "do_eval"), "evaluation.every, in rounds"
@@ -101,8 +108,10 @@ _OF_REFERENCES = (
 _KERNELS = (
     *("torch_compile", "torch_compile_backend", "torch_compile_mode", "use_liger_kernel", "liger_kernel_config"),
     *("torch_empty_cache_steps", "pad_to_multiple_of", "use_cache"),
+    *("attn_implementation", "ignore_bias_buffers"),
     *("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"),
 )
+_ROUNDED = ("use_bnb_nested_quant", "bnb_4bit_quant_storage")
 _NUMBERS = ("adam_beta1", "adam_beta2", "adam_epsilon", "optim_args", "optim_target_modules", "lr_scheduler_kwargs")
 
 _NONE = {
@@ -140,6 +149,10 @@ _NONE = {
     **dict.fromkeys(_KERNELS, "Rondo chooses how a model is computed"),
     **dict.fromkeys(_NUMBERS, "optimizers and schedules have no other numbers: train.trainer takes code of yours"),
     **dict.fromkeys(("eos_token", "pad_token"), "tokens are those of the tokenizer's own files"),
+    **dict.fromkeys(_ROUNDED, "rounded weights have bitsandbytes' own form"),
+    "use_peft": "factors are what the section [adapter] says",
+    "lora_task_type": "it follows from task.kind",
+    "dataset_streaming": "rows are read once, before the first round",
     "trust_remote_code": "code that comes with a model is not run",
     **dict.fromkeys(
         (
