@@ -62,7 +62,7 @@ def test_completed_values_are_of_the_type_of_their_key() -> None:
     ("line", "completed"),
     [
         ("rondo doc", ["doctor"]),
-        ("rondo show fed-", ["fed-sb", "fed-mtl"]),
+        ("rondo show fed-", ["fed-sb", "fed-plora", "fed-mtl"]),
         ("rondo show con", ["config"]),
         ("rondo show config train.lo", ["train.local_epochs", "train.local_steps"]),
         ("rondo show config priv", None),

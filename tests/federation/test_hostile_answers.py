@@ -42,7 +42,7 @@ def test_numbers_as_text_of_json() -> None:
 
 
 def test_many_metrics_are_not_taken() -> None:
-    for metrics in ({f"m{i}": 0.5 for i in range(100_000)}, {"a" * 10**6: 0.5}, {"accuracy": 0.5, "x\x1b[2J": 1.0}):
+    for metrics in ({f"m{i}": 0.5 for i in range(10_001)}, {"a" * 10**6: 0.5}, {"accuracy": 0.5, "x\x1b[2J": 1.0}):
         with pytest.raises(Rejected):
             Reply.decode(reply(scores={"clients": metrics}))
     with pytest.raises(Rejected):

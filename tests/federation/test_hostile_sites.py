@@ -391,7 +391,7 @@ def test_site_that_has_just_come_back_is_asked(wire: tuple[Wire, Sites]) -> None
     consenting, line.since = False, "start 1"
     time.sleep(0.1)
     assert sites.consents() == {}
-    assert sites.present() == {"ann"}
+    assert sites.present() == {"ann": 3}
     sites.send("ann", b"work", 100)
     threading.Timer(0.2, lambda: line.__dict__.update(answers=lambda kind, letter: replies[kind])).start()
     assert list(sites.replies()) == [("ann", b"done")]

@@ -154,7 +154,7 @@ def test_round_without_honest_noise_has_no_sum() -> None:
     transport = SimpleNamespace(
         sum=SimpleNamespace(least=1, noise=share),
         saved=SimpleNamespace(sessions=lambda attempt: (-1, 0)),
-        sites=SimpleNamespace(fewest=lambda site: 2),
+        sites=SimpleNamespace(fewest=lambda sites: dict.fromkeys(sites, 2)),
     )
     here = {site: [site] for site in ("north", "south", "west")}
     sets = _Sets(transport, None, Round(0, 1, 0, 4), here, {})  # type: ignore[arg-type]

@@ -94,8 +94,8 @@ def _has_its_types(request: Request) -> bool:
 _Scores = Mapping[str, Mapping[str, float | None]]
 _MOST = 1e100
 """Beyond any loss or score in single precision, and far from where a sum of them overflows."""
-_NAMES = 10_000
-"""Most metrics of a client: some for each class."""
+_KINDS, _NAMES = 64, 10_000
+"""Most kinds of scores, and most metrics of a kind: some for each class."""
 _LONGEST = 1100
 """Most characters of a metric's name: it may have that of a class."""
 
@@ -105,15 +105,15 @@ def _is_number(value: object) -> bool:
     return value is None or (isinstance(value, float | int) and not isinstance(value, bool) and abs(value) <= _MOST)
 
 
-def _is_table(value: object, fits: Callable[[Any], bool]) -> bool:
-    """Whether ``value`` has few entries that all fit, each with a name that fits a table."""
+def _is_table(value: object, most: int, fits: Callable[[Any], bool]) -> bool:
+    """Whether ``value`` has at most so many entries that all fit, each with a name that fits a table."""
     return (
-        isinstance(value, dict) and len(value) <= _NAMES and all(is_line(n, _LONGEST) and fits(value[n]) for n in value)
+        isinstance(value, dict) and len(value) <= most and all(is_line(n, _LONGEST) and fits(value[n]) for n in value)
     )
 
 
 def _are_scores(value: object) -> bool:
-    return value is None or _is_table(value, lambda metrics: _is_table(metrics, _is_number))
+    return value is None or _is_table(value, _KINDS, lambda metrics: _is_table(metrics, _NAMES, _is_number))
 
 
 def _are_versions(value: object) -> bool:
