@@ -80,7 +80,7 @@ def test_page_is_up_to_date() -> None:
 @pytest.mark.parametrize(
     ("path", "lines"),
     [
-        ("train.lr", ["train.lr = 0.001", "    number > 0 and <= 1e+15", "    Learning rate."]),
+        ("train.lr", ["train.lr = 0.001", "    number > 0 and <= 1e+30", "    Learning rate."]),
         ("seed", ["seed = 0", "    integer >= 0 and < 9.22337e+18"]),
         ("faults.crash", ["faults.crash = 0.0", "    number >= 0 and < 1 or list of texts"]),
         ("clients.ranks", ["clients.ranks (not set)", "    list of integers > 0 or table of numbers > 0 and <= 1"]),

@@ -279,7 +279,7 @@ def test_processes_give_the_bits_of_one_process(
 
 @pytest.mark.slow
 def test_run_that_stops_in_its_process_is_reported(tiny: dict[str, Any], tmp_path: Path) -> None:
-    sets = ["ffa-lora.train.optimizer=sgd", "ffa-lora.train.lr=1e38"]
+    sets = ["ffa-lora.train.optimizer=sgd", "ffa-lora.train.lr=1e30"]
     options = {"sets": sets, "out": tmp_path / "out", "device": "cpu", "processes": 2}
     comparison = rondo.compare(["ffa-lora", "fedit"], tiny, **options)
     assert list(comparison.algorithms) == ["fedit"]
@@ -716,7 +716,7 @@ def test_bad_input_exits_with_code_2_and_message(
 @pytest.mark.slow
 def test_stopped_run_is_reported_and_others_continue(invoke: Invoke, tiny: dict[str, Any]) -> None:
     Path("x.toml").write_text(to_toml(load(tiny)))
-    sets = ("--set", "ffa-lora.train.optimizer=sgd", "--set", "ffa-lora.train.lr=1e38")
+    sets = ("--set", "ffa-lora.train.optimizer=sgd", "--set", "ffa-lora.train.lr=1e30")
     code, output = invoke("compare", "ffa-lora,fedit", "--config", "x.toml", "--out", "out", "--device", "cpu", *sets)
     assert code == 1
     assert "ffa-lora, seed 0 stopped: 2 rounds in a row were skipped" in output

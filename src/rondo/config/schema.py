@@ -204,10 +204,10 @@ class TrainConfig(Section):
 
     optimizer: Literal["adamw", "sgd"] = "adamw"
     """Optimizer; every local training starts with a fresh one."""
-    # A step of the product of both is a number of float32.
-    lr: Annotated[float, Field(gt=0, le=1e15)] = 1e-3
+    # AdamW's first step, ten times the product of both, is a number of float32.
+    lr: Annotated[float, Field(gt=0, le=1e30)] = 1e-3
     """Learning rate."""
-    lr_ratio: Annotated[float, Field(gt=0, le=1e15)] = 1.0
+    lr_ratio: Annotated[float, Field(gt=0, le=1e7)] = 1.0
     """Learning rate of B over that of A and of the head (LoRA+)."""
     momentum: Fraction = 0.0
     """Momentum of sgd."""

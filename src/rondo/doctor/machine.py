@@ -10,7 +10,7 @@ from pathlib import Path
 from rondo.doctor.finding import Finding, Mark
 
 SYSTEM, CGROUP = Path("/"), "sys/fs/cgroup"
-"""Where the system tells of itself, and in it of the control group of a container, as the container sees it."""
+"""The root of the system's files about itself, and in it the control group of a container, as the container sees it."""
 _MEMORY = (1 << 30, 3 << 30)
 """Bytes of free memory below which the demo does not fit, and below which little else does."""
 _DISK = (200 << 20, 4 << 30)

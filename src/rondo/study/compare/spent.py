@@ -1,4 +1,4 @@
-"""What several runs on the same rows have spent together."""
+"""The privacy budget that several runs on the same rows have spent together."""
 
 from __future__ import annotations
 

@@ -169,8 +169,8 @@ def _pattern(entry: tuple[str, str]) -> Term:
 
 
 def row_sizes(assembly: Assembly, member: Member) -> Sequence[int]:
-    """What steps count of each of a client's training rows: its examples, which may be several windows. Private steps
-    count rows."""
+    """The number of examples, such as windows, of each of a client's training rows; 1 each where steps are private:
+    these count rows."""
     private = assembly.config.guarantee.of_rows
     return [1] * member.client.num_examples if private else assembly.task.row_sizes(member.train)
 
