@@ -112,6 +112,7 @@ def elsewhere(sim: Composed, server: Server) -> RemoteScorer:
         parts.config,
         parts.fitting,
         parts.prefix,
+        parts.least,
         server,
         transport,
     )

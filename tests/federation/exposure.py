@@ -58,7 +58,8 @@ LEAVES: Mapping[type, Mapping[str, Exposed]] = {
         ),
         "held": Exposed("digests of what the client has, if it lacks something", "none"),
         "scores": Exposed(
-            "metrics of the client's model on its held-back rows and its test rows (`--test`)",
+            "metrics of the client's model on its held-back rows and its test rows (`--test`); a model made for it "
+            "counts the rows that it was made for",
             "`outgoing.scores`, `outgoing.decimals`, `outgoing.least_rows_scored`, `rows.largest_held_back`",
         ),
         "reason": Exposed(

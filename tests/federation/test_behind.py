@@ -34,7 +34,7 @@ def text(number: int) -> dict[str, Any]:
 def behind(folder: Path, rows: Sequence[Any], least: int = 3, told: list[str] | None = None, **facts: Any) -> Behind:
     """The record of a site of one client."""
     heard = [] if told is None else told
-    record = Behind(folder, folder / CONSENTED, {"ann": list(rows)}, ("text", "label"), least, heard.append)
+    record = Behind(folder, folder / CONSENTED, {"ann": list(rows)}, {}, ("text", "label"), least, heard.append)
     return replace(record, **facts)
 
 
@@ -272,6 +272,34 @@ def test_lengths_of_which_one_cuts_a_single_row(plan: Plan, request_: Request, t
         sets.append(len(here.parties["ann"].member.train))
         assert answered(here, one, request_).upload
     assert sets == [40, 32, 40, 40]
+
+
+@pytest.mark.parametrize("tested", [False, True], ids=["held-back", "test"])
+def test_scores_by_lengths_of_which_one_cuts_a_single_row(
+    plan: Plan, request_: Request, tmp_path: Path, desk: Make, tested: bool
+) -> None:
+    """Scores alone, of the same model: their difference was of that row. Nothing is ever trained."""
+    rows = [{**row, "text": row["text"] + " the film was" * (n == 17)} for n, row in enumerate(ROWS)]
+    own = {"rows": reviews(40, 5), "tests": {"ann": rows}} if tested else {"rows": rows}
+    counts = []
+    for seed, length in enumerate([32, 8, 32]):
+        here = desk(tmp_path, contract=SAFE, **own)
+        one = seeded(plan, seed, task={"max_length": length}, data={"validation_fraction": 0.0 if tested else 0.4})
+        assert asked(here, one).refused == ""
+        assert answered(here, one, replace(request_, scores=True)).scores
+        party = here.parties["ann"]
+        counts.append(len(party.scored) + (0 if tested else len(party.member.train)))
+    assert counts == [40, 32, 40]
+
+
+def test_scores_on_a_test_row_more(plan: Plan, request_: Request, tmp_path: Path, desk: Make) -> None:
+    rows, told = reviews(21, 5), list[str]()
+    for tests, counts in ((rows[:20], {20}), (rows, {20}), (rows[1:20], {8, 12})):
+        here = desk(tmp_path, told, contract=SAFE, rows=ROWS, tests={"ann": tests})
+        assert asked(here, plan).refused == ""
+        (scores, _) = (answered(here, plan, replace(request_, scores=True)).scores or {}).values()
+        assert scores["examples"] in counts
+    assert [line for line in told if "test rows of ann: 1 new rows wait until there are 8" in line] != []
 
 
 def test_row_more_in_the_file(plan: Plan, tmp_path: Path, desk: Make) -> None:

@@ -286,7 +286,40 @@ def test_losses_and_scores_are_kept_back_or_rounded(plan: Plan, request_: Reques
     assert loss is not None
     assert loss == round(loss, 1)
     told = [v for metrics in (answered(here, scores).scores or {}).values() for v in metrics.values()]
-    assert told == [round(v, 1) for v in told]
+    assert told == [v if v is None else round(v, 1) for v in told]
+
+
+def test_scores_by_class_do_not_rest_on_the_rows_of_a_rare_one(
+    plan: Plan, request_: Request, tmp_path: Path, desk: Make
+) -> None:
+    """With one row of a class, its F1 says how this row is predicted, and so does their mean beside the accuracy."""
+    rows = [
+        {**row, "label": "pos" if n < rare else "neg"} for rare in (1, 5) for n, row in enumerate(reviews(20, rare))
+    ]
+    asks = with_(plan, evaluation={"per_class": True})
+    names = ("f1", "matthews", "auc", "f1 of neg", "f1 of pos")
+    for rare, own in ((1, rows[:20]), (5, rows[20:])):
+        here = desk(tmp_path / str(rare), contract=contract(), tests={"ann": own})
+        assert asked(here, asks).clients
+        scores = (answered(here, replace(request_, scores=True)).scores or {})["clients"]
+        assert None not in (scores["accuracy"], scores["loss"])
+        assert scores["examples"] == 20
+        assert [name for name in names if (scores[name] is None) != (rare < 5)] == []
+
+
+def test_rows_held_back_are_within_the_contract_as_they_come(plan: Plan, tmp_path: Path, desk: Make) -> None:
+    """A person's rows are held back together: the rows of one may be nearly all."""
+    rows = [{**row, "who": f"person {min(n, 3)}"} for n, row in enumerate(reviews(40))]
+    owner = contract(rows={"inputs": ["text", "who"], "largest_held_back": 0.3})
+    answers = []
+    for seed in range(12):
+        asks = with_(plan, data={"validation_fraction": 0.25, "hold_out_by": "who"})
+        here = desk(tmp_path, contract=owner, rows=rows)
+        answer = asked(here, replace(asks, config={**asks.config, "seed": seed}))
+        held = len(here.parties["ann"].scored) if here.parties else None
+        answers.append("rows held back of ann" in answer.refused)
+        assert held is None or held <= 12
+    assert set(answers) == {True, False}
 
 
 def test_words_about_a_training_that_failed_stay(plan: Plan, request_: Request, tmp_path: Path, desk: Make) -> None:

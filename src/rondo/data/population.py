@@ -133,7 +133,7 @@ def build(
         else:
             empty_clients.append(name)
     _check_enough(config, task, len(members), held_back, left_out)
-    test, own_tests, test_report = _test_set(config, task, dealt.test, "test set")
+    test, own_tests, test_report = _test_set(config, task, dealt.test, "test set", parting)
     more = {name: _test_set(config, task, rows, f"test set {name!r}")[::2] for name, rows in dealt.more_tests.items()}
     said, tested_at_clients = remarks(config, dealt, trained, task.marks), dealt.test.owners is not None
     members = members.with_tests(own_tests) if tested_at_clients else members
@@ -207,20 +207,25 @@ def _counts(config: RunConfig, member: Member, rows: Rows, tested: bool) -> dict
 
 
 def _test_set(
-    config: RunConfig, task: Task, test: TestRows, name: str
+    config: RunConfig, task: Task, test: TestRows, name: str, parting: Parting | None = None
 ) -> tuple[tuple[Example, ...], dict[str, Sequence[Example]], dict[str, Any]]:
     """The examples of a test set, those of each client where they have their own, and its account for
     ``partition.json``. Raises :class:`ConfigError` if it has rows and no example."""
     store, used = task.store(), 0
     examples: list[Example] = []
     by_client: dict[str, Sequence[Example]] = {}
-    for client, by_row in _encoded(store, task, _grouped(test)):
+    rows = _grouped(test)
+    for client, by_row in _encoded(store, task, rows):
         used += len(by_row)
-        own = Stored(store, [number for numbers in by_row for number in numbers])
+        numbers = [number for of_row in by_row for number in of_row]
+        if parting is not None and client is not NOBODY:
+            kept, contents = with_examples(task, rows[client], by_row), _contents(task, store, by_row)
+            numbers = parting(client, kept, contents, None).numbers(by_row)[1]
+        own = Stored(store, numbers)
         examples += own
         if client is not NOBODY:
             by_client[client] = own
-    if test.rows and not examples:
+    if test.rows and not used:
         raise nothing_left(config, task, len(test.rows), f", and they are the whole {name}")
     return (
         tuple(examples),

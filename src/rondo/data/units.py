@@ -65,9 +65,10 @@ class Parts:
         return sorted(owner), sorted(n for i in self.held_back for n in by_row[i]), [owner[n] for n in sorted(owner)]
 
 
-Parting: TypeAlias = Callable[[str, Rows, Sequence[str], float], Parts]
+Parting: TypeAlias = Callable[[str, Rows, Sequence[str], float | None], Parts]
 """Gives the parts of a client's rows, by its id, in place of the run's seed. The texts are digests of each row's
-examples, and the number is the largest share to hold back."""
+examples, and the number is the largest share to hold back; None for the client's test rows, to which nothing is
+trained."""
 
 
 def with_examples(task: Task, rows: Rows, by_row: Sequence[range]) -> Rows:

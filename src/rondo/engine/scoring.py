@@ -38,6 +38,8 @@ class Scorer:
     """Trains models of clients where scores ask for it."""
     prefix: Prefix | None
     """Layers whose output on the test sets is computed once."""
+    least: int
+    """Fewest rows that decide a metric; one that fewer decide is None."""
 
     def model(self, state: Any, client: Client, round: Round) -> tuple[Params, Base]:
         """The tensors that ``client``'s network sees before ``round``, without a client axis, and the base's change."""
@@ -126,8 +128,8 @@ class Scorer:
         """The task's metrics of the model ``seen`` (no client axis). ``test``: the name of the test set that
         ``examples`` are."""
         seen, base = on_device(seen, self.network.device), self.network.on_device(base)
-        size, prefix = self.config.batch_size, self.prefix
-        return scores(self.network, self.task, seen, base, examples, batch_size=size, prefix=prefix, test=test)
+        facts = (self.network, self.task, seen, base, examples)
+        return scores(*facts, batch_size=self.config.batch_size, prefix=self.prefix, test=test, least=self.least)
 
 
 @torch.no_grad()
@@ -142,11 +144,12 @@ def scores(
     prefix: Prefix | None = None,
     test: str | None = None,
     tally: Tally | None = None,
+    least: int = 1,
 ) -> dict[str, float | None]:
     """The task's metrics of the model ``seen`` (no client axis, on the network's device), its primary one first, in
     batches of examples of similar cost. One that is not finite is None: it is no number to compare, and none that JSON
     has. ``prefix``: keeps its output on the test set ``test``, if ``examples`` are one. ``tally``: scores in place of
-    the task's."""
+    the task's. ``least``: fewest rows that decide a metric; one that fewer decide is None."""
     tally = task.tally() if tally is None else tally
     batched = add_client_axis(seen)
     scored = task.scored(examples)
@@ -160,8 +163,10 @@ def scores(
             continue
         with prefix.replaced(states.padded(batch).to(network.device)):
             tally.add(network(batched, base, inputs), targets)
+    few = {name for name, rows in tally.fewest().items() if rows < least} if least > 1 else ()
     in_order = sorted(tally.scores().items(), key=lambda score: score[0] != task.primary)
-    return {name: value if value is not None and math.isfinite(value) else None for name, value in in_order}
+    told = {name: value for name, value in in_order if value is not None and math.isfinite(value) and name not in few}
+    return {name: told.get(name) for name, _ in in_order}
 
 
 def spread(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -152,8 +153,8 @@ def _short(name: str) -> str:
     return visible(name if len(name) <= _SHOWN else name[: _SHOWN - 1] + "…")
 
 
-class ClassTally:
-    """A :class:`rondo.tasks.task.Tally` of accuracy, F1, Matthews correlation, the area under the ROC curve and loss.
+class ClassTally(Tally):
+    """A tally of accuracy, F1, Matthews correlation, the area under the ROC curve and loss.
     Logits are (rows, ``classes``) and the target is ``labels`` (rows,). F1 is that of class ``positive``; without one,
     the mean over the classes that occur or were predicted, ``weighted`` by their rows or not. The classes ``named``,
     all or none, have the score of each too."""
@@ -193,6 +194,10 @@ class ClassTally:
             **{_f1_of(name): _f1(counts, place) if varied else None for place, name in enumerate(self.named)},
             "examples": count,
         }
+
+    def fewest(self) -> dict[str, int]:
+        by_class = ("f1", "matthews", "auc", *map(_f1_of, self.named))
+        return dict.fromkeys(by_class, min(Counter(self.true).values(), default=0))
 
 
 def _f1(counts: Tensor, positive: int | None, *, weighted: bool = False) -> float | None:

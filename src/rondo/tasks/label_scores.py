@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rondo.tasks.number_scores import ranks
-from rondo.tasks.task import Batch, Scores, wide
+from rondo.tasks.task import Batch, Scores, Tally, wide
 
 THRESHOLD = 0.5
 """The probability from which on a row is said to have a label."""
@@ -37,8 +37,8 @@ def label_predictions(logits: Tensor, thresholds: Mapping[str, float]) -> list[d
     return [{"labels": [n for n, p in row.items() if p >= thresholds[n]], "probabilities": row} for row in rows]
 
 
-class LabelTally:
-    """A :class:`rondo.tasks.task.Tally` of F1 (over all pairs of a row and a label, "micro", and as the mean over
+class LabelTally(Tally):
+    """A tally of F1 (over all pairs of a row and a label, "micro", and as the mean over
     labels, "macro"), the share of rows with all labels right, the mean area under the ROC curve and the loss. Logits
     and the target ``labels`` are (rows, labels). Labels that neither occur nor are predicted have no F1, and those that
     all rows have, or none, no area; means leave them out. The labels ``named``, all or none, have their scores each.
@@ -70,6 +70,14 @@ class LabelTally:
             **{f"auc of {name}": value for name, value in zip(self.named, areas, strict=False)},
             "examples": count,
         }
+
+    def fewest(self) -> dict[str, int]:
+        """Those over all labels: by the rows with any. Those by label: by the rarest that a row has, or lacks."""
+        true = torch.cat(self.true) > 0
+        having, labelled = true.sum(0), int(true.any(1).sum())
+        counts = [n for n in (*having.tolist(), *(len(true) - having).tolist()) if n]
+        by_label = ["f1_macro", "auc", *(f"{metric} of {name}" for name in self.named for metric in ("f1", "auc"))]
+        return {"f1_micro": labelled or len(true), **dict.fromkeys(by_label, min(counts, default=0))}
 
 
 class Thresholds(LabelTally):

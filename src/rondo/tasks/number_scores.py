@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rondo.tasks.task import Batch, Scores
+from rondo.tasks.task import Batch, Scores, Tally
 
 
 def pearson(x: Tensor, y: Tensor) -> float | None:
@@ -40,8 +40,8 @@ def number_predictions(output: Tensor) -> list[dict[str, Any]]:
     return [{"prediction": value} for value in output.float().flatten().tolist()]
 
 
-class NumberTally:
-    """A :class:`rondo.tasks.task.Tally` of Pearson's and Spearman's correlation and the mean squared error. The output
+class NumberTally(Tally):
+    """A tally of Pearson's and Spearman's correlation and the mean squared error. The output
     is (rows,) or (rows, 1), and the target ``y`` (rows,)."""
 
     def __init__(self) -> None:

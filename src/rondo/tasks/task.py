@@ -104,13 +104,21 @@ class Store(Protocol):
         """Digest of all examples in their order."""
 
 
-class Tally(Protocol):
+class Tally(ABC):
     """Accumulates scores batch by batch."""
 
+    @abstractmethod
     def add(self, output: Tensor, targets: Batch) -> None: ...
 
+    @abstractmethod
     def scores(self) -> Scores:
         """The metrics so far; undefined ones are None."""
+
+    def fewest(self) -> Mapping[str, int]:
+        """The number of rows that decide a metric, by its name, if these are fewer than all: those of the smallest
+        class, if it is a mean over classes, or one of several from which that of the smallest follows. Default: none,
+        for means over rows."""
+        return {}
 
 
 @dataclass(frozen=True)

@@ -98,8 +98,8 @@ class Party:
     """Scores on its own rows: those held back, or test rows where clients have such."""
     kept: MutableMapping[str, Params]
     """The client's own tensors, by its id: those of the last round that counted."""
-    withheld: Callable[[Answer], str | None]
-    """Gives the reason why an upload must not leave; None if it may."""
+    withheld: Callable[[Answer | None], str | None]
+    """Gives the reason why an upload must not leave, or scores, for which it is called with None. None if they may."""
     start: Callable[[Client], Shared] | None
     """Makes the start of the run (:mod:`rondo.engine.wire.parcel`); None once it is not needed any more."""
     holdings: Holdings = field(default_factory=Holdings)
@@ -178,6 +178,8 @@ class Party:
             shared = replace(self.holdings).take(request.parcel)
         except Lacking:
             return Reply(held=self.holdings.versions)
+        if (reason := self.withheld(None)) is not None:
+            return Reply(reason="refused", detail=reason)
         kept = dict(self.kept)
         if self.pending is not None and self.pending[0] == request.counted and self.pending[1]:
             kept[self.id] = serialization.canonical(self.pending[1])

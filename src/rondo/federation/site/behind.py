@@ -6,8 +6,9 @@ part of the rows is one over whole blocks. The rows behind two uploads, of whate
 ``least_rows`` rows at least, and so do unions and differences of them. New rows wait until they make a block. A block
 of which a row is gone or changed is left out.
 
-A plan says how rows are read: their columns, their length. Where it reads a few rows otherwise than an earlier one, the
-difference of two uploads is of these rows alone. Their blocks are left out.
+A plan says how rows are read: their columns, their length. If it reads a few rows otherwise than an earlier one, the
+difference of two uploads, or of two scores, is of these rows alone. Their blocks are left out. Test rows are in blocks
+too.
 
 The blocks are drawn by a secret of the site. It is in the record, ``behind.rows``, with a keyed digest of each row.
 """
@@ -18,9 +19,11 @@ import hashlib
 import hmac
 import json
 import os
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 
 from rondo.config.schema import RunConfig
@@ -77,7 +80,7 @@ class Behind:
     """The record in a site's ``folder``.
 
     ``past``: a file that is there once the site's owner has consented to a plan.
-    ``rows``: the rows of each client, by its id.
+    ``rows``, ``tests``: the rows, and the test rows, of each client, by its id.
     ``columns``: those that runs may read or predict.
     ``least``: fewest rows of a block.
     """
@@ -85,13 +88,14 @@ class Behind:
     folder: Path
     past: Path
     rows: Mapping[str, Rows]
+    tests: Mapping[str, Rows]
     columns: Sequence[str]
     least: int
     told: Callable[[str], None]
     _made: dict[str, list[list[bytes]]] = field(default_factory=dict)
     """New blocks of each client."""
     _read_as: dict[str, dict[bytes, bytes]] = field(default_factory=dict)
-    """The digests of the examples of each client's training rows, as :meth:`parts` was last given them."""
+    """The digests of the examples of each client's rows, as :meth:`parts` was last given them."""
 
     def begin(self) -> None:
         """Make the record of a new site. Raises :class:`ConfigError` where that of an older one is missing, damaged or
@@ -100,25 +104,28 @@ class Behind:
         if not (self.folder / FILE).exists():
             self._write(record)
 
-    def parts(self, client: str, rows: Rows, contents: Sequence[str], share: float) -> Parts:
+    def parts(self, client: str, rows: Rows, contents: Sequence[str], share: float | None) -> Parts:
         """The blocks of ``rows``, which are those of ``client`` that a run can use. ``contents``: digests of their
-        examples. At most ``share`` of the rows are held back. New blocks are written by :meth:`keep`. Raises
-        :class:`ConfigError`."""
-        record = self._read()
-        places = {mark: place for place, mark in enumerate(self._marks(record.key, client, rows))}
+        examples. At most ``share`` of the rows are held back; None for test rows, whose blocks all are. New blocks are
+        written by :meth:`keep`. Raises :class:`ConfigError`."""
+        record, whose = self._read(), client if share is not None else f"test rows of {client}"
+        marks = self._marks(record.key, client, rows, tested=share is None)
+        places = {mark: place for place, mark in enumerate(marks)}
         known = [block for block in record.blocks if not places.keys().isdisjoint(block)]
         whole = [block for block in known if places.keys() >= set(block)]
         new = sorted(places.keys() - {mark for block in known for mark in block})
-        self._made[client] = made = _joined([[mark] for mark in new], self.least)
+        self._made[whose] = made = _joined([[mark] for mark in new], self.least)
         blocks = _joined([*whole, *made], self.least)  # again, for a contract that asks for more rows than before
-        train, held_back = _divided(blocks, share)
         read = {mark: _keyed(record.key, contents[place].encode()) for mark, place in places.items()}
-        alike = _alike(train, read, record.readings, self.least)
-        self._read_as[client] = {mark: read[mark] for block in alike for mark in block}
+        sides = _divided(blocks, 1.0 if share is None else share)
+        train, held_back = (_alike(side, read, record.readings, self.least) for side in sides)
+        self._read_as[whose] = {mark: read[mark] for block in (*train, *held_back) for mark in block}
         lost = len(places) - len(new) - sum(map(len, whole))
-        other = sum(map(len, train)) - sum(map(len, alike))
-        self._tell(client, 0 if made else len(new), lost, other, len(held_back))
-        return Parts([[places[mark] for mark in block] for block in alike], [places[mark] for mark in held_back])
+        left, back = sum(map(len, (*train, *held_back))), [places[mark] for block in held_back for mark in block]
+        self._tell(
+            whose, 0 if made else len(new), lost, sum(map(len, blocks)) - left, 0 if share is None else len(back)
+        )
+        return Parts([[places[mark] for mark in block] for block in train], back)
 
     def keep(self) -> None:
         """Write new blocks down, before a row of them is trained on. Raises OSError."""
@@ -162,24 +169,25 @@ class Behind:
         if held_back:
             self.told(f"{client}: {held_back} rows are held back, in {blocks}")
 
-    def _marks(self, key: bytes, client: str, rows: Rows) -> list[bytes]:
+    def _marks(self, key: bytes, client: str, rows: Rows, *, tested: bool) -> list[bytes]:
         """The digests of ``rows``. Some tasks open their cells, such as pictures, so those of the file are taken where
         no row is left out."""
-        own = self._digests(key, client, self.rows[client])
+        whose = ("test", client) if tested else (client,)
+        own = self._digests(key, whose, (self.tests if tested else self.rows)[client])
         if len(own) == len(rows):
             return own
-        marks = self._digests(key, client, rows)
+        marks = self._digests(key, whose, rows)
         if not set(marks) <= set(own):
             message = f"some rows of {client} cannot be used, and it does not show which: mend or remove them"
             raise ConfigError.at("data.bad_rows", message)
         return marks
 
-    def _digests(self, key: bytes, client: str, rows: Rows) -> list[bytes]:
+    def _digests(self, key: bytes, whose: Sequence[str], rows: Rows) -> list[bytes]:
         """A digest of each row; equal rows are told apart by their number."""
         equal = Counter[bytes]()
         marks = []
         for row in rows:
-            cells = [client, *((name, _cell(row[name])) for name in sorted(self.columns) if name in row)]
+            cells = [*whose, *((name, _cell(row[name])) for name in sorted(self.columns) if name in row)]
             content = hmac.digest(key, repr(cells).encode("utf-8", "surrogatepass"), "sha256")
             marks.append(_keyed(key, content + equal[content].to_bytes(8)))
             equal[content] += 1
@@ -252,14 +260,11 @@ def _added(readings: Sequence[Mapping[bytes, bytes]], read: Mapping[bytes, bytes
     return [*readings, read] if read else [*readings]
 
 
-def _divided(blocks: Sequence[Sequence[bytes]], share: float) -> tuple[Sequence[Sequence[bytes]], list[bytes]]:
-    """The blocks to train on, and the rows of the others: the first blocks, up to ``share`` of all rows."""
-    count, held_back = 0, list[bytes]()
-    most = share * sum(map(len, blocks))
-    while count < len(blocks) and len(held_back) + len(blocks[count]) <= most:
-        held_back += blocks[count]
-        count += 1
-    return blocks[count:], held_back
+def _divided(blocks: Sequence[Sequence[bytes]], share: float) -> tuple[Sequence[Sequence[bytes]], ...]:
+    """The blocks to train on, and the others: the first blocks, up to ``share`` of all rows."""
+    sizes = [*accumulate(map(len, blocks), initial=0)]
+    count = bisect_right(sizes, share * sizes[-1]) - 1
+    return blocks[count:], blocks[:count]
 
 
 def _keyed(key: bytes, content: bytes) -> bytes:

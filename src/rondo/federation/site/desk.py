@@ -89,7 +89,7 @@ class Desk:
         self.ledger = protection.ledger_of(self.contract, self.folder, self.rows)
         rows, tests = self._allowed(self.rows), self._allowed(self.tests)
         columns, least = self.contract.rows.columns, self.contract.training.least_rows
-        behind = Behind(self.folder, self.folder / CONSENTED, rows, columns, least, self.told)
+        behind = Behind(self.folder, self.folder / CONSENTED, rows, tests, columns, least, self.told)
         self.behind = None if self.contract.training.repeats else behind
         self.joining = Joining(
             rows, self.device, self.contract, self.ledger, self.behind, self.model, tests, self.voice

@@ -73,7 +73,7 @@ class Seat:
         for name, member in assembly.population.members.items():
             kept: dict[str, Params] = {}
             local = assembly.local_round(kept, until, spend)
-            scorer = assembly.scorer(kept)
+            scorer = assembly.scorer(kept, self.contract.outgoing.least_rows_scored)
             scorer = replace(scorer, fitting=replace(scorer.fitting, stop=until))
             own = Member(member.client, member.trained(), tuple(member.validation), tuple(member.test))
             sizes, noted = terms.row_sizes(assembly, own), partial(self._work, Behind.note)
@@ -113,7 +113,7 @@ class Seat:
 
 @dataclass(frozen=True)
 class Withheld:
-    """Gives the reason why an upload must not leave, by the work behind it and the tensors in it."""
+    """Gives the reason why an upload, or scores, must not leave, by the work behind them and the tensors inside."""
 
     contract: Contract
     sizes: Sequence[int]
@@ -122,7 +122,10 @@ class Withheld:
     noted: Callable[[], str | None]
     """Writes the work behind an upload down, over all runs; gives the reason if none may leave for what is there."""
 
-    def __call__(self, answer: Answer) -> str | None:
+    def __call__(self, answer: Answer | None) -> str | None:
+        """``answer``: the one whose upload would leave; None for scores, which the site cuts by itself."""
+        if answer is None:
+            return self.noted()
         rows, steps = self.contract.training.least_rows, self.contract.training.least_steps
         for done, seen in answer.work:
             few = terms.rows_behind(self.sizes, seen) < rows

@@ -184,16 +184,17 @@ class Assembly:
         facts = (protection.sum, protection.rows, sites, identity, self.initial, state, kept, ledger)
         return Server(self.algorithm, self.config, clients, transport, *facts)
 
-    def scorer(self, kept: MutableMapping[str, Params]) -> Scorer:
-        """The scorer of the run's models. ``kept``: tensors that clients keep."""
-        return self.scored_by(Scorer, kept)
+    def scorer(self, kept: MutableMapping[str, Params], least: int = 1) -> Scorer:
+        """The scorer of the run's models. ``kept``: tensors that clients keep. ``least``: fewest rows that decide a
+        metric."""
+        return self.scored_by(Scorer, kept, least)
 
-    def scored_by(self, make: Callable[..., S], kept: MutableMapping[str, Params]) -> S:
+    def scored_by(self, make: Callable[..., S], kept: MutableMapping[str, Params], least: int = 1) -> S:
         """A scorer that ``make`` makes of what :class:`~rondo.engine.scoring.Scorer` takes."""
         config, network = self.config, self.model.network
         fitting = Fitting(self.algorithm, network, self.task, config.train, config.clients)
         algorithm, task, population = self.algorithm, self.task, self.population
-        return make(algorithm, network, task, population, kept, config.evaluation, fitting, self.prefix)
+        return make(algorithm, network, task, population, kept, config.evaluation, fitting, self.prefix, least)
 
     def keep_tests(self) -> None:
         """Set memory aside for what the layers below the adapted ones make of the test sets. Call it before anything is

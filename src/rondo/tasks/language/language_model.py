@@ -16,7 +16,7 @@ from rondo.errors import ConfigError
 from rondo.tasks.language.output_layer import OutputLayer
 from rondo.tasks.language.text import TextTask, ending
 from rondo.tasks.row_checks import Row, RowProblem, UnusableRows, is_missing
-from rondo.tasks.task import AnswerEnd, Batch, Predictor, Scores, Shortcut, wide
+from rondo.tasks.task import AnswerEnd, Batch, Predictor, Scores, Shortcut, Tally, wide
 
 IGNORED = -100  # torch's index for targets without a loss
 
@@ -136,7 +136,7 @@ class LanguageModel(TextTask):
         return _Tally(self.output, self.ahead)
 
 
-class _Tally:
+class _Tally(Tally):
     def __init__(self, output: OutputLayer | None, ahead: int) -> None:
         self.output, self.ahead = output, ahead
         self.loss = 0.0

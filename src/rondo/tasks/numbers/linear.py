@@ -16,7 +16,7 @@ from rondo.lowrank import GrowingSum
 from rondo.params import Params
 from rondo.tasks.numbers.linear_problem import LinearProblem
 from rondo.tasks.row_checks import Row, RowProblem
-from rondo.tasks.task import Batch, Scores, Store, Task
+from rondo.tasks.task import Batch, Scores, Store, Tally, Task
 
 
 class Point(NamedTuple):
@@ -196,7 +196,7 @@ def largest_sine(rows: Tensor, others: Tensor) -> float:
     return float(torch.linalg.matrix_norm(theirs - ours @ (ours.mT @ theirs), 2))
 
 
-class _Tally:
+class _Tally(Tally):
     def __init__(self, task: LinearRegression) -> None:
         self.task, self.sum, self.count = task, 0.0, 0
 

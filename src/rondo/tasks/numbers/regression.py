@@ -13,7 +13,7 @@ from torch import Tensor
 from rondo.config.inputs import TaskConfig
 from rondo.tasks.number_scores import number_predictions
 from rondo.tasks.row_checks import Row, RowProblem, number_problem
-from rondo.tasks.task import Batch, Scores, Task
+from rondo.tasks.task import Batch, Scores, Tally, Task
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Regression(Task):
         return _Tally()
 
 
-class _Tally:
+class _Tally(Tally):
     def __init__(self) -> None:
         self.targets: list[Tensor] = []
         self.errors: list[Tensor] = []

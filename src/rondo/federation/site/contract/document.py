@@ -133,7 +133,7 @@ class OutgoingTerms(Section):
     decimals: Annotated[int, Field(ge=0, le=15)] | None = None
     """Decimals of losses and scores; left out, all."""
     least_rows_scored: Positive = 5
-    """Least rows behind a loss or a score."""
+    """Least rows behind a loss or a score, and of each class, label or kind of entity behind a mean over these."""
     uploads_per_day: Annotated[int, Field(ge=0)] = 1000
     """Most uploads, of all clients of this site together, and as many letters with scores."""
     letters_per_day: Positive = 10_000

@@ -202,6 +202,8 @@ def of_training(
     for name, member in assembly.population.members.items():
         sizes = row_sizes(assembly, member)
         enough = len(sizes) >= training.least_rows
+        if not config.guarantee.of_rows:  # there each row decides its part, so their number must show nowhere
+            yield _held_back(contract.rows.largest_held_back, assembly, member, len(sizes))
         yield Term(f"rows of {name}", "enough" if enough else "too few", f"{training.least_rows} at least", enough)
         steps = config.train.local_steps
         passed = steps is None or steps >= training.least_steps or steps * config.train.batch_size >= sum(sizes)
@@ -217,6 +219,14 @@ def of_training(
     yield from of_tensors(contract, leaving, embeddings(assembly.model.network.module))
     largest, limit = max(num_bytes(upload.params) for upload in uploads), contract.outgoing.largest_mb
     yield Term("an upload's tensors", human_bytes(largest), f"{limit:g} MB at most", largest <= limit * 1e6)
+
+
+def _held_back(largest: float, assembly: Assembly, member: Member, trained: int) -> Term:
+    """The term of a client's held-back rows. Those of a person are held back together, so they can be more than the
+    plan's share, which a share of few rows is rounded to."""
+    held = len(assembly.task.row_sizes(member.validation))
+    within = held < largest * (held + trained) + 1
+    return Term(f"rows held back of {member.client.id}", "few" if within else "many", f"{largest:.0%} at most", within)
 
 
 def misshapen(params: Params, network: Network) -> str | None:

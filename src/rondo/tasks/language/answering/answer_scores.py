@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rondo.tasks.language.answering.windows import IGNORED, Question
-from rondo.tasks.task import Batch, Scores, wide
+from rondo.tasks.task import Batch, Scores, Tally, wide
 
 _MOST_SPANS = 2**22
 """Scores of spans that are computed at a time."""
@@ -178,8 +178,8 @@ def _spans(scores: Tensor, first: Sequence[int], tokens: Sequence[int], rows: ra
     return starts[:, :, None] + ends.unfold(1, length, 1)
 
 
-class AnswerTally:
-    """A :class:`rondo.tasks.task.Tally` of F1, exact match and loss. ``questions``: by number."""
+class AnswerTally(Tally):
+    """A tally of F1, exact match and loss. ``questions``: by number."""
 
     def __init__(self, reader: AnswerReader, questions: Mapping[int, Question]) -> None:
         self.reader, self.questions = reader, questions

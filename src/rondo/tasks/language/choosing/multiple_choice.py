@@ -26,7 +26,7 @@ from rondo.tasks.language.choosing.choices import (
 from rondo.tasks.language.language_model import IGNORED
 from rondo.tasks.language.text import TextExample, text_ids
 from rondo.tasks.row_checks import Row, RowProblem, UnusableRows, value_problem
-from rondo.tasks.task import Batch, Predictor, Scores, batches
+from rondo.tasks.task import Batch, Predictor, Scores, Tally, batches
 
 
 class MultipleChoice(CausalLM):
@@ -220,7 +220,7 @@ def _must_have_letters(choices: Sequence[str], letters: bool) -> None:
         raise ValueError(f"{len(choices)} choices, and only {len(LETTERS)} letters")
 
 
-class _Tally:
+class _Tally(Tally):
     def __init__(self, task: MultipleChoice) -> None:
         self.task = task
         self.rows: dict[int, dict[int, tuple[float, int, bool]]] = {}

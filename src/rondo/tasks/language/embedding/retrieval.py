@@ -8,13 +8,13 @@ from torch.nn import functional
 
 from rondo.tasks.language.embedding.pairs import ANCHOR, NO_SCORE, POSITIVE, pooled
 from rondo.tasks.number_scores import spearman
-from rondo.tasks.task import Batch, Scores
+from rondo.tasks.task import Batch, Scores, Tally
 
 METRICS = ("recall_at_1", "recall_at_10", "mrr")
 
 
-class EmbeddingTally:
-    """A :class:`rondo.tasks.task.Tally` over passages, which may come in any order.
+class EmbeddingTally(Tally):
+    """A tally over passages, which may come in any order.
 
     Every different anchor without a score asks for its positives among all positives and negatives of the test set,
     by cosine. Equal cosines count against it. Its own text is not among them, as in MTEB; otherwise the source is
@@ -61,6 +61,10 @@ class EmbeddingTally:
         scores = [score for _, score in pairs]
         result["spearman"] = spearman(torch.tensor(cosines).double(), torch.tensor(scores).double()) if pairs else None
         return {**result, "examples": len(self.rows)}
+
+    def fewest(self) -> dict[str, int]:
+        rated = len(self.rated)
+        return {**dict.fromkeys(METRICS, len(self.rows) - rated), "spearman": rated}
 
     def _ranks(self, wanted: dict[int, set[int]], known: list[int]) -> list[tuple[Tensor, set[int]]]:
         """The ranks of each anchor's positives, ascending, and their names."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from rondo.tasks.task import Batch, Scores
+from rondo.tasks.task import Batch, Scores, Tally
 
 LossType: TypeAlias = Literal["sigmoid", "hinge", "ipo", "robust", "sigmoid_norm"]
 
@@ -53,7 +53,7 @@ def per_row(losses: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack((losses, zero), 1).flatten(), torch.stack((zero + 1, zero), 1).flatten()
 
 
-class PairTally:
+class PairTally(Tally):
     """Scores of pairs.
 
     ``judged``: gives the reward of each answer, (2 * pairs,), and the loss of each pair, (pairs,), for the network's

@@ -3,6 +3,7 @@ first word, its last word and its type are right."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch.nn import functional
 
 from rondo.tasks.language.tagging.tags import OUTSIDE, entities_of, types_of
 from rondo.tasks.language.tagging.windows import IGNORED, NO_TOKEN
-from rondo.tasks.task import Batch, Scores, wide
+from rondo.tasks.task import Batch, Scores, Tally, wide
 
 METRICS = ("f1", "precision", "recall")
 
@@ -40,8 +41,8 @@ def tag_losses(output: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
     return losses.sum(1), (tags != IGNORED).sum(1)
 
 
-class EntityTally:
-    """A :class:`rondo.tasks.task.Tally` over whole rows, whose windows may come in any order. ``per_type``: whether
+class EntityTally(Tally):
+    """A tally over whole rows, whose windows may come in any order. ``per_type``: whether
     each type has its scores too."""
 
     def __init__(self, names: Sequence[str], *, per_type: bool) -> None:
@@ -74,6 +75,14 @@ class EntityTally:
             of_type = ({e for e in entities if e[3] == kind} for entities in (true, found))
             scores |= {title(metric, kind): value for metric, value in _scores(*of_type).items()}
         return {**scores, "entities": len(true), "examples": len(rows)}
+
+    def fewest(self) -> dict[str, int]:
+        """Those of all entities: by the rows with any. Those of the types: by the smallest of them."""
+        kinds = [{entity[2] for entity in entities_of(true, "IOB1")} for true, _ in self._rows()]
+        rows = Counter(kind for of_row in kinds for kind in of_row)
+        by_type = [title(metric, kind) for kind in types_of(self.names) for metric in METRICS] if self.per_type else []
+        least = min(rows.values(), default=len(kinds))
+        return {**dict.fromkeys(METRICS, sum(map(bool, kinds)) or len(kinds)), **dict.fromkeys(by_type, least)}
 
     def _rows(self) -> Iterator[tuple[list[str], list[str]]]:
         row: tuple[list[str], list[str]] | None = None
