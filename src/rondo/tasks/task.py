@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AnswerEnd:
-    """What ends an answer in training, and so in generation and in what a run hands over.
-
-    ``tokens``: any of them does.
-    ``text``: does so, if no token of the tokenizer is it; else empty.
-    """
+    """What ends an answer in training, in generation and exports: any of ``tokens``, or ``text``, if no token is it."""
 
     tokens: tuple[int, ...] = ()
     text: str = ""
@@ -55,9 +51,7 @@ def batches(costs: Sequence[int], size: int, *, one_cost: bool = False) -> Itera
     """Numbers of rows, at most ``size`` at a time, by ascending cost. ``one_cost``: those of a batch have the same."""
     order = sorted(range(len(costs)), key=costs.__getitem__)
     groups = [list(group) for _, group in groupby(order, costs.__getitem__)] if one_cost else [order]
-    for group in groups:
-        for start in range(0, len(group), size):
-            yield group[start : start + size]
+    yield from (group[start : start + size] for group in groups for start in range(0, len(group), size))
 
 
 def wide(logits: Tensor) -> Tensor:
@@ -115,9 +109,8 @@ class Tally(ABC):
         """The metrics so far; undefined ones are None."""
 
     def fewest(self) -> Mapping[str, int]:
-        """The number of rows that decide a metric, by its name, if these are fewer than all: those of the smallest
-        class, if it is a mean over classes, or one of several from which that of the smallest follows. Default: none,
-        for means over rows."""
+        """The number of rows that decide a metric, by its name, where it goes by class: those of the smallest class.
+        Default: none, for means over all rows."""
         return {}
 
 
@@ -208,8 +201,7 @@ class Task(ABC):
 
     @classmethod
     def label_names(cls, config: TaskConfig, rows: Iterable[Row]) -> tuple[str, ...] | None:
-        """The names of the classes for training rows, in their order; bad rows have none. Default: None, the labels are
-        in the column ``task.label``."""
+        """The names of the classes for training rows, in their order. Default: None, they are in ``task.label``."""
         return None
 
     @classmethod
@@ -235,8 +227,8 @@ class Task(ABC):
 
     @abstractmethod
     def encode(self, rows: Sequence[Row]) -> Sequence[Example]:
-        """Examples of rows that passed :meth:`problem`, in the order of the rows. Rows with nothing to learn may be
-        left out, and a row may give several examples (:meth:`row_sizes`)."""
+        """Examples of rows that passed :meth:`problem`, in their order. Rows with nothing to learn may be left out. A
+        row may give several (:meth:`row_sizes`)."""
 
     def row_sizes(self, examples: Sequence[Any]) -> Sequence[int]:
         """The number of ``examples``, as :meth:`encode` gives them, that each row has. The examples of a row are never
@@ -337,8 +329,7 @@ class Task(ABC):
         return {}
 
     def completions(self, texts: Sequence[str], model: Predictor) -> list[str]:
-        """The texts with which the model goes on after ``texts``. Default: raises
-        :class:`rondo.errors.ConfigError`."""
+        """The texts with which the model goes on after ``texts``. Default: raises :class:`rondo.errors.ConfigError`."""
         message = "only a causal model of transformers completes a text: name the run of one"
         raise ConfigError.at("task.kind", message)
 
