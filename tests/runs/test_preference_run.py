@@ -14,6 +14,7 @@ import transformers
 import rondo
 from choice_rows import TEMPLATE, save_tiny_llama
 from outcomes import adapter, problems, verified, weights
+from pair_rows import requests, save_tiny
 from preferred_rows import FORMS, REWARD, TASK, preferred
 from rondo.config import load
 from rondo.tasks.language.preferring.pairs import PairColumns
@@ -71,6 +72,18 @@ def test_a_reward_model_is_the_pipelines(llama: Path, tmp_path: Path) -> None:
     pipe = transformers.pipeline("text-classification", str(tmp_path / "merged"), function_to_apply="none")
     texts = [pipe.tokenizer.apply_chat_template(row["chosen"], tokenize=False) for row in rows[:3]]
     assert [p["score"] for p in pipe(texts)] == pytest.approx([row["reward"] for row in made], rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["T5", "BART"])
+def test_a_cut_answer_ends_as_whole_ones_do(name: str, tmp_path: Path) -> None:
+    """These models read the state of the end token, and refuse rows without it."""
+    rows = [{"prompt": r["request"], "chosen": r["answer"], "rejected": f"{r['answer']} now"} for r in requests(12)]
+    made = config(save_tiny(name, tmp_path / "model"), REWARD, adapter={"target_modules": "all-linear"})
+    made["task"] = {**made["task"], "max_length": 40}
+    result = rondo.run(made, train=rows, test=rows, run_dir=tmp_path / "run", device="cpu")
+    short, long, longer = ({"prompt": "red and", "chosen": " green" * count} for count in (1, 90, 95))
+    found = rondo.predict(result.run_dir, [short, long, longer], device="cpu")
+    assert found[1] == found[2] != found[0]
 
 
 @pytest.mark.parametrize("task", [TASK, REWARD], ids=["preference", "reward"])

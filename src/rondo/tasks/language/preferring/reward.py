@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import date
+from itertools import takewhile
 from typing import Any, ClassVar, Self
 
 import torch
@@ -77,12 +78,15 @@ class Reward(PairTask):
         return rewards, -logsigmoid(chosen - rejected)
 
     def unlabelled(self, rows: Sequence[Row]) -> list[TextExample]:
-        """The chosen answers, cut to ``max_length`` tokens. Raises :class:`UnusableRows`."""
+        """The chosen answers, cut to ``max_length`` tokens before the end tokens, whose states some models read. Raises
+        :class:`UnusableRows`."""
         examples, problems = list[TextExample](), list[RowProblem]()
         for number, row in enumerate(rows):
             try:
                 ids = said_ids(self.tokenizer, self.columns.whole(row, self.columns.chosen), self.today)
-                examples.append(TextExample(tuple(ids[: self.max_length]), 0))
+                end = [*takewhile(lambda token: token == self.tokenizer.eos_token_id, reversed(ids))]
+                said = ids[: len(ids) - len(end)][: max(self.max_length - len(end), 0)]
+                examples.append(TextExample(tuple([*said, *end][: self.max_length]), 0))
             except Unreadable as fault:
                 problems.append(RowProblem(number, fault.column, str(fault)))
         if problems:
