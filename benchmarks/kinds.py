@@ -4,10 +4,10 @@
     PYTHONPATH=OTHERS python benchmarks/kinds.py --turns 5 --threads 1 --json kinds.json
 
 With the stock trainer (of transformers, TRL or sentence-transformers, by ``train.trainer``) clients train one after the
-other. Models are MiniLM, and a random Llama of its size. Precision is float32. The row "own trainer" has transformers'
-trainer in both: in Rondo's round, and alone in a loop. The rows "magnitudes" have Rondo in both: without magnitudes
-(LoRA), and with them (DoRA). A turn runs all programs once, for two rounds, of which the
-second counts. Ratios are of one turn, because the machine may be busy; the table has their medians.
+other. Models are MiniLM, and a random Llama or ViT of its size. Precision is float32. The row "own trainer" has
+transformers' trainer in both: in Rondo's round, and alone in a loop. The rows "magnitudes" have Rondo in both: without
+magnitudes (LoRA), and with them (DoRA). A turn runs all programs once, for two rounds, of which the second counts.
+Ratios are of one turn, because the machine may be busy; the table has their medians.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 THINGS = (
     "invoice",
@@ -53,7 +55,10 @@ def rows(count: int) -> list[dict[str, Any]]:
         tags = ["B-THING" if word == thing else "O" for word in words]
         answers = {"chosen": f" thank you , the {thing} comes", "rejected": f" what {thing} ?"}
         row = {"text": text, "intent": str(place), "labels": labels, "tokens": words, "tags": tags, "prompt": text}
-        made.append({**row, **answers, "anchor": text, "positive": f"the {thing} , number {place}"})
+        asked = {"question": "which thing is it", "answers": {"text": [thing], "answer_start": [text.index(thing)]}}
+        pixels = np.random.default_rng(len(made)).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+        row |= {**answers, **asked, "image": pixels}
+        made.append({**row, "anchor": text, "positive": f"the {thing} , number {place}"})
     return made
 
 
@@ -75,6 +80,18 @@ def write_llama(folder: Path, texts: list[str]) -> Path:
     LlamaForCausalLM(LlamaConfig(vocab_size=len(known), max_position_embeddings=128, **shape, **ids)).save_pretrained(
         folder
     )
+    return folder
+
+
+def write_vit(folder: Path) -> Path:
+    """A random ViT with MiniLM's width and depth, for pictures of 32 by 32 in patches of 4."""
+    import torch
+    from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6, "num_attention_heads": 12}
+    ViTForImageClassification(ViTConfig(image_size=32, patch_size=4, **shape)).save_pretrained(folder)
+    ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(folder)
     return folder
 
 
@@ -153,6 +170,14 @@ KINDS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any], str]] = {
     "classification": ("sequence-classification", {"text": "text", "label": "intent"}, "transformers", {}, ""),
     "several labels": ("sequence-classification", {"text": "text", "label": "labels"}, "transformers", {}, ""),
     "entities": ("token-classification", {"tokens": "tokens", "tags": "tags"}, "transformers", {}, ""),
+    "question answering": (
+        "question-answering",
+        {"context": "text", "question": "question", "answers": "answers"},
+        "transformers",
+        {},
+        "",
+    ),
+    "image labels": ("image-classification", {"image": "image", "label": "labels"}, "transformers", {}, ""),
     "embedding": (
         "embedding",
         {"anchor": "anchor", "positive": "positive"},
@@ -190,7 +215,9 @@ def round_of(
             self.seconds = time.perf_counter() - self.began
 
     language = task["kind"] in ("causal-lm", "preference", "reward")
-    targets = ["q_proj", "v_proj"] if language else ["query", "value"]
+    pictures = task["kind"] == "image-classification"
+    targets = ["q_proj", "v_proj"] if language or pictures else ["query", "value"]
+    model = str(folder / ("llama" if language else "vit")) if language or pictures else "builtin:minilm"
     watch = Watch()
     with tempfile.TemporaryDirectory() as place:
         rondo.run(
@@ -198,8 +225,8 @@ def round_of(
                 "rounds": 2,
                 "algorithm": {"name": "fedit"},
                 "adapter": {"r": 4, "target_modules": targets, "use_dora": magnitudes},
-                "model": {"name": str(folder / "llama") if language else "builtin:minilm"},
-                "task": {**task, "max_length": 64},
+                "model": {"name": model},
+                "task": task if pictures else {**task, "max_length": 64},
                 "data": {"test_split": "", "validation_fraction": 0.0},
                 "partition": {"kind": "iid", "clients": args.clients},
                 "train": {"batch_size": 8, "lr": 1e-3, "precision": "exact", "trainer": trainer},
@@ -262,6 +289,7 @@ def main() -> None:
     times: dict[str, list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory() as place:
         write_llama(Path(place, "llama"), [row[key] for row in rows(400) for key in ("prompt", "chosen", "rejected")])
+        write_vit(Path(place, "vit"))
         all_programs = programs(args, Path(place))
         for turn in range(args.turns):
             for name, (ours, theirs) in all_programs.items():
