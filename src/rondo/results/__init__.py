@@ -1,1 +1,1 @@
-"""What follows a run: evaluate, predict, export, adapt, push, serve."""
+"""Commands on a finished run: evaluate, predict, export, adapt, push, serve."""

@@ -216,7 +216,7 @@ def _told(facts: Facts) -> str:
 
 
 def _loading(facts: Facts) -> dict[str, Any]:
-    """What the lines that load the result without Rondo depend on.
+    """The facts on which the lines depend that load the result without Rondo.
 
     ``text``: the model has a tokenizer. ``piped``: transformers has a pipeline for it. ``found``: PEFT's class that
     finds the base model by itself; None if the lines load it first, by ``base``, its name, from the Python package

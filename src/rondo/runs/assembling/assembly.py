@@ -60,7 +60,7 @@ class Start:
 
 
 class Place(Protocol):
-    """Where the clients of a run are: on this machine, or at sites."""
+    """The place of a run's clients: this machine, or sites."""
 
     @property
     def simulated(self) -> bool:

@@ -26,7 +26,7 @@ from rondo.study.tune.tuning import Seeds, Tuning, digest, merge, nested
 
 _Arms = Annotated[list[str], Field(min_length=1)]
 _Untested = Annotated[str, Field(pattern=r"^(|(budget|condition|setting): .+)$")]
-"""What the claim's own budget, condition or setting has and these runs have not; empty if it is tested as stated."""
+"""The part of the claim's budget, condition or setting that these runs lack; empty if it is tested as stated."""
 
 
 class Sides(Section):
@@ -86,7 +86,7 @@ class Bound(Section):
     of: Literal["runs", "mean"] = "runs"
     """``"runs"``: every run keeps the bound. ``"mean"``: their mean does."""
     region: str = ""
-    """Of a theorem inside its own conditions, which one run that breaks it contradicts: where it does hold."""
+    """The region where a theorem does hold, if a run inside its stated conditions breaks it."""
     source: str
     """The place in the paper, and the numbers of the bound."""
     untested: _Untested = ""

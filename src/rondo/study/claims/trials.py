@@ -54,7 +54,7 @@ class Trials(Runs):
         return [trial for arm in arms for trial in self._search.missing(arm)]
 
     def kept(self, arm: str) -> Chosen | None:
-        """What a search elsewhere has chosen for ``arm``; None once its grid or configuration is another."""
+        """The choice of an earlier search for ``arm``; None if its grid or configuration has changed."""
         chosen = self._kept.arms.get(arm)
         return chosen if chosen is not None and chosen.digest == self.entry.digest(arm) else None
 

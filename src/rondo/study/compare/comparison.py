@@ -140,7 +140,7 @@ def set_aside(folder: Path, runs: Sequence[Mapping[str, Any]]) -> None:
 def _algorithms(
     variants: Sequence[Variant], question: Question, runs: Sequence[Mapping[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """What each label trains, its numbers over seeds, and its difference to the reference."""
+    """The trained numbers of each label, its scores over seeds, and its difference to the reference."""
     of_pairs = differences(runs, references(variants, question.against))
     found: dict[str, dict[str, Any]] = {}
     for label, variant in {variant.label: variant for variant in variants}.items():

@@ -112,7 +112,7 @@ def _rounds_to(stats: Mapping[str, Any]) -> str:
 
 
 def _notes(content: Mapping[str, Any]) -> Iterator[str]:
-    """What differences are of, the guarantees of private runs, and why costs are dashes."""
+    """The subject of the differences, the guarantees of private runs, and the reason why costs are dashes."""
     if found := [stats["difference"] for stats in content["algorithms"].values() if stats["difference"]]:
         yield told_of_differences(score_name(content), seeds=any(one["interval"] for one in found))
     guarantees = {name: stats["guarantee"] for name, stats in content["algorithms"].items() if stats["guarantee"]}

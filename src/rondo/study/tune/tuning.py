@@ -121,7 +121,7 @@ class Kept(Section):
     """The file ``tuned.json`` of an entry's runs, which a search leaves for those who have not its trials."""
 
     seconds: Annotated[float, Field(ge=0)] = 0.0
-    """Of all trials."""
+    """Seconds of all trials together."""
     arms: dict[str, Chosen] = Field(default_factory=dict)
 
     @classmethod
