@@ -7,6 +7,7 @@ import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ from page_tables import filled, tables
 import rondo
 from rondo import algorithms
 from rondo.algorithm import Algorithm
-from rondo.algorithms import TABLE, Entry, UnknownAlgorithm, formulas
+from rondo.algorithms import TABLE, Entry, UnknownAlgorithm, formulas, other_words
 from rondo.algorithms.entries import declared
+from rondo.config import load
+from rondo.config.explain import unknown
+from rondo.errors import ConfigError, Problem
 from rondo.study.claims import entry as claims
 
 every_entry = pytest.mark.parametrize(("name", "entry"), TABLE.items(), ids=TABLE)
@@ -146,6 +150,40 @@ def test_unknown_name_is_an_error_with_near_matches(typed: str, near: str) -> No
     for look_up in (algorithms.entry, algorithms.load, algorithms.get):
         with pytest.raises(UnknownAlgorithm, match=f"did you mean .*'{near}'"):
             look_up(typed)
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("LoRA+", "train.lr_ratio, the rate of B over that of A, beside a method of rondo list"),
+        ("loraplus", "train.lr_ratio"),
+        ("Fed-Adam", 'server.optimizer = "adam"'),
+        ("IA3", "methods train pairs of factors"),
+    ],
+)
+def test_method_of_another_tool_is_answered_by_its_key(typed: str, said: str) -> None:
+    for look_up in (algorithms.entry, algorithms.load, algorithms.get):
+        with pytest.raises(UnknownAlgorithm, match=re.escape(said)):
+            look_up(typed)
+
+
+@pytest.mark.parametrize("word", sorted(other_words.WORDS))
+def test_answer_about_another_tools_method_is_a_configuration(word: str) -> None:
+    """The key that it names exists, and takes the value that it names."""
+    answer = str(other_words.other_word(word))
+    for key, value in re.findall(r"\b([a-z]+\.[a-z_]+) = ([^\s,]+)", answer):
+        assert [p for p in faults(f"{key}={value}") if p.path == key] == []
+    for key in re.findall(r"\b[a-z]+\.[a-z_]+\b", answer):
+        assert unknown(key.split(".")) is None
+    assert word not in TABLE
+
+
+def faults(setting: str) -> Sequence[Problem]:
+    try:
+        load({}, [setting], check_paths=False)
+    except ConfigError as error:
+        return error.problems
+    return ()
 
 
 def test_name_without_near_match_lists_all_names() -> None:

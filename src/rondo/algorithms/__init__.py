@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rondo import own_code
 from rondo.algorithms.formulas import Numbers as Numbers
+from rondo.algorithms.other_words import other_word
 from rondo.algorithms.table import TABLE as TABLE
 from rondo.algorithms.table import Entry as Entry
 from rondo.errors import UnknownAlgorithm as UnknownAlgorithm
@@ -40,6 +41,8 @@ def entry(name: str) -> Entry:
     """
     if name in TABLE:
         return TABLE[name]
+    if (elsewhere := other_word(name)) is not None:
+        raise UnknownAlgorithm(elsewhere)
     completions = [n for n in TABLE if name and n.startswith(name.lower())]
     near = completions or difflib.get_close_matches(name.lower(), TABLE, n=3, cutoff=0.6)
     hint = f"did you mean {' or '.join(repr(n) for n in near)}?" if near else f"known: {', '.join(TABLE)}"
