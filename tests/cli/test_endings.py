@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,6 +46,19 @@ def test_fault_ends_in_one_line(error: Exception, code: int, text: str, capsys: 
 def test_fault_of_the_program_keeps_its_traceback(error: Exception) -> None:
     with pytest.raises(type(error), match=str(error)), user_errors():
         raise error
+
+
+def test_warning_is_a_line_without_its_place_in_our_code(tmp_path: Path) -> None:
+    """One of a library keeps its place."""
+    (tmp_path / "rows.csv").write_text("text ,label\n" + "a,pos\nb,neg\n" * 4, encoding="utf-8")
+    code = "import warnings; warnings.warn('theirs'); from rondo.cli import main; main()"
+    task = '[task]\nkind = "sequence-classification"\ntext = "text"\nlabel = "label"'
+    (tmp_path / "c.toml").write_text(f'data.source = "rows.csv"\npartition.clients = 2\n{task}', encoding="utf-8")
+    call = [sys.executable, "-c", code, "data", "c.toml"]
+    done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    told = "warning: data.source: names of columns are read without blanks at their ends: 'text ' as 'text'"
+    assert told in done.stderr.splitlines()
+    assert "UserWarning: theirs" in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -10,12 +10,16 @@ import json
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from rondo.errors import visible
 
 if TYPE_CHECKING:
     from rondo.config.reference import Key
@@ -174,6 +178,13 @@ def _full_disk_told() -> Iterator[None]:
         sys.exit(1)
 
 
+def _line(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+    """A warning as a line: one of ours has no place, which would be that of our own code."""
+    if Path(filename).is_relative_to(Path(__file__).parents[1]):
+        return f"warning: {visible(str(message))}\n"
+    return f"{filename}:{lineno}: {category.__name__}: {message}\n"
+
+
 def main() -> None:
     """Entry point of ``rondo``.
 
@@ -182,6 +193,7 @@ def main() -> None:
     - 0: done
     - 1: a run or a check failed
     - 2: the input must be fixed
+    - 3: a site refuses the plan
     - 130: interrupted by SIGINT (^C)
     - 143: interrupted by SIGTERM
     """
@@ -189,6 +201,7 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     if sys.stdout is sys.__stdout__:
         sys.stdout, sys.stderr = _unbroken(sys.stdout), _unbroken(sys.stderr)
+    warnings.formatwarning = _line
     try:
         with _full_disk_told():
             if "TORCHELASTIC_RUN_ID" in os.environ:
