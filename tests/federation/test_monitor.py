@@ -21,7 +21,7 @@ from parties import OPEN, SITES, Parties
 from test_federation import config
 
 from made_up_runs import PRIVATE
-from records import line
+from records import line, summary
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, PlanRefused
 from rondo.federation.identity import keys
@@ -118,15 +118,34 @@ def of_turnout(*, secret: bool) -> RunConfig:
 
 
 @pytest.mark.parametrize("secret", [False, True])
-def test_status_for_programs_withholds_what_a_secret_turnout_does(secret: bool, tmp_path: Path) -> None:
+def test_site_withholds_the_letters_of_a_secret_turnout(secret: bool, folder: Path, tmp_path: Path) -> None:
+    """The letters of all sites together count who was drawn."""
+    address, seen, parties = free(), dict[str, Any](), Parties(folder)
+    starting = parties.start
+    parties.start = lambda site: starting(site, **({"monitor": address} if site == "north" else {}))  # type: ignore
+    more = {**PRIVATE, "evaluation": {"clients_every": 0}} if secret else {}
+    run = config(folder, rounds=1, task={"labels": ["neg", "pos"]}, **more)
+    watch = Watch(done=lambda done: seen.update(json.loads(asked(address, "healthz")[1])))
+    parties.run(run, tmp_path / "run", observer=watch)
+    following = {"letters_today", "bytes_out_today", "bytes_in_today"}
+    assert following & seen.keys() == (set() if secret else following)
+    assert seen["healthy"]
+
+
+@pytest.mark.parametrize(("secret", "ended"), [(False, False), (True, False), (True, True)])
+def test_status_for_programs_withholds_what_a_secret_turnout_does(secret: bool, ended: bool, tmp_path: Path) -> None:
+    """The round too: a program that asks every second sees how long each one takes."""
     directory, record = RunDirectory(tmp_path), line(0, bytes_up=3, bytes_down=4, seconds=2.0)
     directory.write_config(of_turnout(secret=secret))
     for name, content in {"manifest.json": {}, "federation.json": {}, "metrics.jsonl": record}.items():
         (tmp_path / name).write_text(json.dumps(content) + "\n")
     seen = Standing("takes part", "2026-01-01T00:00:00+00:00", "", True, 1, 1, 1, "2026-01-02T00:00:00+00:00")
     (tmp_path / FILE).write_text(json.dumps({"north": asdict(seen)}))
+    if ended:
+        (tmp_path / "summary.json").write_text(json.dumps(summary(1)))
     told = status(tmp_path)
-    assert (told["round"], told["state"]) == (1, "not running")
+    assert told["round"] == (None if secret and not ended else 1)
+    assert told["state"] == ("finished" if ended else "not running")
     hides = {"rounds": None, "counted": None, "last": None, "answered": None} if secret else {}
     assert told["sites"] == {"north": {**asdict(seen), **hides}}
     hidden = (told["bytes_up"], told["bytes_down"], told["last"])

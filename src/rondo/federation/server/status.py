@@ -25,7 +25,8 @@ from rondo.runs.watching.progress import measured
 def status(run_dir: Path) -> dict[str, Any]:
     """The state of the run in ``run_dir``, for programs: ``state``, ``round`` of ``rounds``, bytes in all, the last
     round's record, and the standing of each site. If the turnout is secret, bytes, record and the rounds of sites are
-    None. Raises :class:`ConfigError` if it is not of a federation."""
+    None, and ``round`` until the run is finished: the times at which it changes tell how many trained. Raises
+    :class:`ConfigError` if it is not of a federation."""
     directory, history, state = _opened(run_dir)
     config, sites = directory.config(), standing.read(directory.path / standing.FILE)
     told = not config.guarantee.secret_turnout  # else no number from which the turnout would follow
@@ -33,7 +34,7 @@ def status(run_dir: Path) -> dict[str, Any]:
     return {
         "algorithm": config.algorithm.name,
         "state": state,
-        "round": len(history),
+        "round": len(history) if told or state == "finished" else None,
         "rounds": config.rounds,
         **{key: sum(record[key] for record in history) if told else None for key in ("bytes_up", "bytes_down")},
         "last": history[-1] if history and told else None,

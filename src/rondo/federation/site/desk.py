@@ -134,6 +134,11 @@ class Desk:
         return data
 
     @property
+    def hides_turnout(self) -> bool:
+        """Whether the last plan that it takes part in has a secret turnout."""
+        return any(party.local.config.guarantee.secret_turnout for party in self.parties.values())
+
+    @property
     def audit(self) -> Audit:
         """The audit of letters."""
         if self._audit is None:

@@ -196,12 +196,13 @@ class _Here:
         return cls(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", keys, ca, desk)
 
     def health(self) -> Health:
-        """The state of the program for its monitor."""
+        """The state of the program for its monitor. Where the turnout is a secret no letters are told: those of all
+        sites would show who was drawn."""
         numbers: dict[str, float] = {}
         if self.ca is not None:
             end = read_authority(self.ca).not_valid_after_utc.date()
             numbers["days_to_first_expiry"] = (end - datetime.now(UTC).date()).days
-        if self.used:
+        if self.used and not self.desk.hides_turnout:
             audit = self.desk.audit
             numbers |= {"letters_today": audit.left(), "bytes_out_today": audit.bytes("out")}
             numbers["bytes_in_today"] = audit.bytes("in")
