@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 
+import pytest
 from parties import Parties, until
 from simulations import assert_equal, simulated
 from test_federation import config
 
+from rondo.errors import RunStopped
 from small_runs import Watch
 
 
@@ -57,3 +60,28 @@ def test_unlucky_draws_do_not_end_a_run(folder: Path, tmp_path: Path) -> None:
     assert 3 in [sum(skipped[i : i + 3]) for i in range(4)]
     assert len(skipped) == 6
     assert False in skipped
+
+
+def test_run_that_a_sites_old_folder_stopped_goes_on_with_the_newer_one(folder: Path, tmp_path: Path) -> None:
+    """What was wrong was at the site, so the same server need not meet it again."""
+    run = config(folder, rounds=7, clients={"min_clients": 3})
+    parties, state = Parties(folder, state=tmp_path), tmp_path / "at-north"
+
+    def restore(done: int) -> None:
+        if done == 1:
+            shutil.copytree(state, tmp_path / "backup")
+        if done == 2:
+            parties.stop("north")
+            state.rename(tmp_path / "newer")
+            (tmp_path / "backup").rename(state)
+            parties.start("north")
+
+    with pytest.raises(RunStopped, match="the site's folder is older, of round 1"):
+        parties.run(run, tmp_path / "run", observer=Watch(done=restore))
+    shutil.rmtree(state)
+    (tmp_path / "newer").rename(state)
+    parties.errors.clear()
+    history = parties.resume(tmp_path / "run").history
+    skipped = [record["skipped"] is not None for record in history]
+    assert (len(skipped), sum(skipped), skipped[:2], skipped[-1]) == (7, 3, [False, False], False)
+    assert parties.errors == {}

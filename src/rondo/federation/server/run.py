@@ -164,7 +164,8 @@ def resume(
 
             attendance = Attendance(sites.standings, clients, record.resumed)
             onlooker = Onlooker(Tee(attendance, gauges, observer), stop, began)
-            return launch.go_on(assembly, directory, onlooker, prepare, past_skips=allow_nondeterministic)
+            # What made sites refuse or fail may be mended there, which a simulation's faults are not.
+            return launch.go_on(assembly, directory, onlooker, prepare, past_skips=True)
 
 
 def _check_same(before: Mapping[str, Any], directory: RunDirectory, now: Assembly, whatever: bool) -> None:
