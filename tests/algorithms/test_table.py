@@ -155,7 +155,7 @@ def test_unknown_name_is_an_error_with_near_matches(typed: str, near: str) -> No
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ("LoRA+", "train.lr_ratio, the rate of B over that of A, beside a method of rondo list"),
+        ("LoRA+", "train.lr_ratio, the rate of B over that of A, beside a method"),
         ("loraplus", "train.lr_ratio"),
         ("Fed-Adam", 'server.optimizer = "adam"'),
         ("IA3", "methods train pairs of factors"),

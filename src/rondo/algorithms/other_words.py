@@ -38,10 +38,10 @@ def other_word(name: str) -> str | None:
     name.
 
     >>> other_word("LoRA-Plus")
-    "'LoRA-Plus' is not a method here; it is train.lr_ratio, the rate of B over that of A, beside a method of rondo list"
+    "'LoRA-Plus' is not a method here; it is train.lr_ratio, the rate of B over that of A, beside a method"
     """
     word = "".join(letter for letter in name.lower() if letter not in "-_ ")
     if word in _KEYS:
-        beside = "" if _KEYS[word].startswith("algorithm.name") else ", beside a method of rondo list"
+        beside = "" if _KEYS[word].startswith("algorithm.name") else ", beside a method"
         return f"{name!r} is not a method here; it is {_KEYS[word]}{beside}"
     return f"{name!r} is not a method here; methods train pairs of factors, or whole models" if word in _ELSE else None

@@ -270,10 +270,8 @@ class Runner:
         last = self.recent[-1]
         failed = "; ".join(f"{f['client']}: {f['reason']} ({f['detail']})" for f in last["failed"][:3])
         reasons = ". ".join(filter(None, (last["skipped"], failed)))
-        raise RunStopped(
-            f"{len(self.recent)} rounds in a row were skipped, the last: {reasons}. "
-            "rondo resume --allow-nondeterministic goes on"
-        )
+        again = "rondo resume --allow-nondeterministic" if self.assembly.place.simulated else "rondo resume"
+        raise RunStopped(f"{len(self.recent)} rounds in a row were skipped, the last: {reasons}. {again} goes on")
 
     def _faulty(self, record: Mapping[str, Any]) -> bool:
         """Whether a round was skipped, and not because clients were absent."""
