@@ -54,6 +54,7 @@ check: $(STAMP)
 	$(BIN)/python tests/golden/generate.py --check
 	$(BIN)/python tests/golden/generate_wide.py --check
 	$(BIN)/python tests/golden/generate_whole.py --check
+	$(BIN)/python tests/golden/generate_gated.py --check
 	$(BIN)/python tests/docs/prose.py
 
 # The documentation as a site, in build/site. A dead link, a page outside the menu, a public name without an example or a

@@ -14,6 +14,7 @@ from rondo.params import Role, Select, role
 
 EXAMPLES = {
     "encoder.query.magnitude": Role.MAGNITUDE,
+    "encoder.query.router": Role.ROUTER,
     "encoder.layer.0.query.A": Role.DOWN,
     "encoder.layer.0.query.B": Role.UP,
     "q.G": Role.GRAM,
@@ -64,6 +65,7 @@ NAMED = {
     "sketch": {Role.SKETCH},
     "sparse": {Role.SPARSE},
     "magnitude": {Role.MAGNITUDE},
+    "router": {Role.ROUTER},
     "nested": {Role.NESTED},
     "personal": {Role.PERSONAL_DOWN, Role.PERSONAL_UP},
     "head": {Role.HEAD},

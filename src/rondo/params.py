@@ -36,6 +36,7 @@ from rondo.roles import nothing as nothing
 from rondo.roles import packed as packed
 from rondo.roles import personal as personal
 from rondo.roles import role as role
+from rondo.roles import router as router
 from rondo.roles import sketch as sketch
 from rondo.roles import sparse as sparse
 from rondo.roles import up as up

@@ -40,6 +40,7 @@ class Role(enum.Enum):
     SPARSE = "sparse"  #: ``<module>.S``, (n,); values of a change that is zero elsewhere, in units of the scale
     INDEX = "index"  #: ``<module>.I``, (n,) integers; positions or slots; never trained
     MAGNITUDE = "magnitude"  #: ``<module>.magnitude``, (out,); the norms of a layer's rows, which DoRA trains
+    ROUTER = "router"  #: ``<module>.router``, (pairs, in); weighs the pairs that A and B stack, per token
     NESTED = "nested"  #: ``<module>.Ad`` ``.Au`` ``.Bd`` ``.Bu``; factors of a change of A or of B
     SKETCH = "sketch"  #: ``<module>.range`` (out, s), ``<module>.corange`` (l, in); of a product B A, in uploads alone
     PERSONAL_DOWN = "personal down"  #: ``<module>.pA``
@@ -63,6 +64,7 @@ _SUFFIXES = {
     "S": Role.SPARSE,
     "I": Role.INDEX,
     "magnitude": Role.MAGNITUDE,
+    "router": Role.ROUTER,
     "Ad": Role.NESTED,
     "Au": Role.NESTED,
     "Bd": Role.NESTED,
@@ -149,6 +151,8 @@ sparse = Select(frozenset({Role.SPARSE}))
 """Changes that are zero in most places."""
 magnitude = Select(frozenset({Role.MAGNITUDE}))
 """Norms of the rows of layers."""
+router = Select(frozenset({Role.ROUTER}))
+"""Routers, which weigh the pairs of factors of a layer."""
 nested = Select(frozenset({Role.NESTED}))
 """Factors of a change of A or of B."""
 sketch = Select(frozenset({Role.SKETCH}))

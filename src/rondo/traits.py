@@ -52,12 +52,13 @@ class Traits:
     of the gradient's norm."""
     least_squares: bool = False
     """Clients minimise exactly, so the task must be one of least squares."""
-    server: Literal["mean", "restart", "step", "other"] = "mean"
+    server: Literal["mean", "restart", "step", "others", "other"] = "mean"
     """What the next broadcast is to the uploads. "mean": they are new values of its tensors, so the differences may be
     scaled or go to a server optimizer. "restart": as "mean", and the server may start factors anew (FedLoRU after
     ``tau`` rounds). Numbers that a client held back of the old ones mean nothing to the new ones. "step": the method
-    defines its server's step itself, so no server optimizer takes its place. "other": the server changes coordinates.
-    """
+    defines its server's step itself, so no server optimizer takes its place. "others": a client is sent what the other
+    clients uploaded, so clients that agree do not stay where they are, and two uploads are not one of twice the weight.
+    "other": the server changes coordinates."""
     readable: bool = True
     """An expanded upload, put in place of the broadcast tensors, is its client's model. If False, aggregating that
     upload alone gives the client's model."""
@@ -66,6 +67,9 @@ class Traits:
     :class:`rondo.algorithm.UnreadableUpload`. "chosen": an upload says itself which slots of the factors it holds
     (LoRA-A2, FSLoRA), so the server cannot tell them beforehand. "packed": packed numbers
     (:mod:`rondo.algorithms.wrappers.compressed`)."""
+    gated: bool = False
+    """The view has several pairs of factors in a layer, which a router weighs for each token
+    (:mod:`rondo.models.networks.pairs`), so no matrix is the layer's change."""
     scored_after_adapting: bool = False
     """Scores are of a client's model after :meth:`rondo.algorithm.Algorithm.adapt`. Per-FedAvg's model is made to be
     good after a step on the client's rows, which :meth:`rondo.algorithm.Algorithm.view`, a pure map, cannot take."""

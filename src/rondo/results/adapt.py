@@ -19,7 +19,7 @@ from rondo.engine.client.fitting import Fitting
 from rondo.engine.scoring import NEWCOMER
 from rondo.errors import ConfigError, headed
 from rondo.params import everything
-from rondo.results.export import check_target, write
+from rondo.results.export import GATED, check_target, write
 from rondo.results.reopen import Reopened, reopen
 from rondo.tasks.row_checks import RowLabels
 from rondo.tasks.task import Example, Scores
@@ -104,6 +104,8 @@ def adapt(
     if assembly.config.train.trainer is not None:
         message = "its clients train by train.trainer, and a new one would by Rondo's own: train it with the others"
         raise ConfigError.at("RUN_DIR", message)
+    if target is not None and assembly.algorithm.traits.gated:
+        raise ConfigError.at("--to", f"{GATED}; leave it out for the scores alone")
     rows = other_rows(assembly.config, data, assembly.labels, key=_DATA)
     held_out = other_rows(assembly.config, test, assembly.labels, key=_TEST) if test is not None else None
     if held_out is None:

@@ -14,7 +14,8 @@ from rondo.data.files.tables import Table
 from rondo.errors import ConfigError, RunStopped, headed
 from rondo.models.forms.model import Form, Model, Verification
 from rondo.models.networks.network import Base
-from rondo.params import Params
+from rondo.models.networks.pairs import is_one_pair
+from rondo.params import Params, module_of, pick, router
 from rondo.records import durable
 from rondo.records.directory import RunDirectory
 from rondo.results.reopen import Reopened, reopen
@@ -47,6 +48,13 @@ class Exported:
 DType: TypeAlias = Literal["float32", "bfloat16", "float16"]
 _TOLERANCES = {"bfloat16": 0.1, "float16": 0.01}
 """The share of the largest logit by which rounded weights may move one: some hundred roundings of 2^-8 or 2^-11."""
+
+
+GATED = (
+    "a router weighs several pairs of factors in each layer for each token, and PEFT has one matrix; the run keeps "
+    "the model, and rondo evaluate --client scores it"
+)
+"""The reason why a client's model of a method that is ``gated`` is not written."""
 
 
 @headed("rondo export")
@@ -107,6 +115,9 @@ def export(
     if rounded:
         model.dtype = getattr(torch, str(dtype))
     (seen, base), error = opened.model(client), 0.0
+    if any(not is_one_pair(seen, path) for path in map(module_of, pick(seen, router))):
+        message = f"{GATED}; leave it out for the cold-start model" if client else GATED
+        raise ConfigError.at("--client" if client else "RUN_DIR", message)
     if rank is not None:
         seen, error = model.truncated(seen, base, rank)
         base = {}

@@ -130,7 +130,11 @@ def law_weight_scale(algorithm: Algorithm[Any], seed: int, problem: Testbed | No
 
 
 def law_weights_count(algorithm: Algorithm[Any], seed: int, problem: Testbed | None = None) -> str:
-    """An upload of weight 2 counts as much as the same upload twice with weight 1."""
+    """An upload of weight 2 counts as much as the same upload twice with weight 1. Not for algorithms whose clients are
+    sent the others' uploads."""
+
+    if algorithm.traits.server == "others":
+        raise NotApplicable("a client is sent what the others uploaded, and a second upload is another client's")
 
     def doubled(uploads: list[Upload]) -> tuple[list[Upload], list[Upload]]:
         a, b, *_ = (replace(u, weight=1.0) for u in uploads)
@@ -182,9 +186,11 @@ def law_whole_tensors(algorithm: Algorithm[Any], seed: int, problem: Testbed | N
 
 def law_consensus(algorithm: Algorithm[Any], seed: int, problem: Testbed | None = None) -> str:
     """If all clients end at the same model, the new model is that model. Tried in place of each round of a run. Not for
-    algorithms that say that they are lossy."""
+    algorithms that say that they are lossy, or that clients are sent the others' uploads."""
     if algorithm.traits.lossy:
         raise NotApplicable("the algorithm says that it is lossy")
+    if algorithm.traits.server == "others":
+        raise NotApplicable("a client is sent what the others uploaded, so clients that agree do not stay")
     run, worst = Run(algorithm, seed, problem), 0.0
     for index in range(ROUNDS):
         before = run.state, run.locals

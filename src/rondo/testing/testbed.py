@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,7 +22,7 @@ from rondo.algorithm import (
     split_rows,
 )
 from rondo.lowrank import GrowingSum
-from rondo.params import Params, Select, buffer, client_row, pick, stack_clients, whole
+from rondo.params import Params, Select, buffer, client_row, pick, router, stack_clients, whole
 
 
 class NetworkLoss(Protocol):
@@ -196,6 +196,8 @@ class Testbed(Protocol):
 Data = Mapping[str, tuple[Tensor, Tensor]]
 """Inputs (rows, 5) and targets (rows, 3) by client id."""
 
+Layer = Callable[[Tensor], Tensor]
+
 BIAS, MEAN, HEAD = "second.bias", "buffer:first.mean", "head:out.weight"
 
 
@@ -216,13 +218,26 @@ class Factored:
     rank: int = 2
 
     def delta(self, seen: Params, base: Mapping[str, GrowingSum], path: str) -> Tensor:
-        """The change that the network applies to one layer's weight: base change plus scale * B A."""
-        change = self.weights[path].scale * (seen[f"{path}.B"] @ seen[f"{path}.A"])
+        """The change that the network applies to one layer's weight: base change plus scale * B A. Where a router
+        weighs pairs of factors, that of each pair, (pairs, out, in)."""
+        a, b = seen[f"{path}.A"], seen[f"{path}.B"]
+        if f"{path}.router" in seen:
+            count = len(seen[f"{path}.router"])
+            a, b = torch.stack(a.chunk(count, 0)), torch.stack(b.chunk(count, 1))
+        change = self.weights[path].scale * (b @ a)
         return change + base[path].factors().dense() if path in base else change
+
+    def layer(self, seen: Params, base: Mapping[str, GrowingSum], path: str) -> Layer:
+        """One layer with its change, from (rows, in) to (rows, out)."""
+        whole, gates = self.weights[path].matrix() + self.delta(seen, base, path), seen.get(f"{path}.router")
+        if gates is None:
+            return lambda x: x @ whole.mT
+        # Weights sum to 1, so each pair may stand beside the whole frozen matrix.
+        return lambda x: torch.einsum("np,poi,ni->no", torch.softmax(x @ gates.mT, -1), whole, x)
 
     def changes(self, seen: Params, base: Mapping[str, GrowingSum]) -> dict[str, Tensor]:
         """See :meth:`Testbed.changes`."""
-        return {**{path: self.delta(seen, base, path) for path in self.weights}, **pick(seen, whole)}
+        return {**{path: self.delta(seen, base, path) for path in self.weights}, **pick(seen, router | whole)}
 
 
 @dataclass(frozen=True)
@@ -263,8 +278,7 @@ class TwoLayers(Factored):
         self, client: str, seen: Params, base: Mapping[str, GrowingSum], rows: Sequence[int] | None = None, /
     ) -> Tensor:
         """See :meth:`Testbed.loss`."""
-        matrices = [weight.matrix() + self.delta(seen, base, path) for path, weight in self.weights.items()]
-        return _loss(self.data[client], matrices, seen, rows)
+        return _loss(self.data[client], [self.layer(seen, base, path) for path in self.weights], seen, rows)
 
 
 @dataclass(frozen=True)
@@ -305,7 +319,8 @@ class WholeLayers:
         self, client: str, seen: Params, base: Mapping[str, GrowingSum], rows: Sequence[int] | None = None, /
     ) -> Tensor:
         """See :meth:`Testbed.loss`."""
-        return _loss(self.data[client], [seen["first.weight"], seen["second.weight"]], seen, rows)
+        layers: list[Layer] = [lambda x, w=seen[f"{n}.weight"]: x @ w.mT for n in ("first", "second")]  # type: ignore[misc]
+        return _loss(self.data[client], layers, seen, rows)
 
 
 def _normal(generator: torch.Generator, *shape: int) -> Tensor:
@@ -321,16 +336,15 @@ def _clients(generator: torch.Generator, count: int) -> tuple[tuple[Client, ...]
     return members, data
 
 
-def _loss(data: tuple[Tensor, Tensor], matrices: Sequence[Tensor], seen: Params, rows: Sequence[int] | None) -> Tensor:
-    """The loss of the network whose layers have ``matrices``, with the whole tensors in ``seen``, on some or all
-    ``rows``."""
+def _loss(data: tuple[Tensor, Tensor], layers: Sequence[Layer], seen: Params, rows: Sequence[int] | None) -> Tensor:
+    """The loss of the network of two ``layers``, with the whole tensors in ``seen``, on some or all ``rows``."""
     x, y = data if rows is None else (data[0][list(rows)], data[1][list(rows)])
-    x = torch.tanh(x @ matrices[0].mT)
+    x = torch.tanh(layers[0](x))
     if MEAN in seen:
         mean = x.mean(0)
         with torch.no_grad():
             seen[MEAN].lerp_(mean, 0.1)
         x = x - mean
-    x = x @ matrices[1].mT
+    x = layers[1](x)
     x = torch.tanh(x + seen[BIAS] if BIAS in seen else x)
     return 0.5 * (x @ seen[HEAD].mT - y).square().sum(-1).mean()

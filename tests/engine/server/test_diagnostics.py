@@ -44,6 +44,7 @@ NAMES = algorithms.names()
 OPAQUE = {
     "fedsa-lora": "clients keep B of their own, so the server does not know their models",
     "pfedloru": "clients keep pA, pB of their own, so the server does not know their models",
+    "fedalt": "a router weighs several pairs of factors per token, so no matrix is the change",
     "pfedlora": "clients keep pA, pB of their own, so the server does not know their models",
     "lg-fedavg": "clients keep A, B of their own, so the server does not know their models",
     "local": "clients keep A, B of their own, so the server does not know their models",

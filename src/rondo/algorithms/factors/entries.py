@@ -255,6 +255,15 @@ ENTRIES: dict[str, Entry] = {
         up_numbers=formulas.squares,
         down_numbers=formulas.squares,
     ),
+    "fedalt": Entry(
+        cls="rondo.algorithms.factors.fedalt:FedALT",
+        summary="a client's own pair beside the mean of the others', weighed per token by its own router",
+        paper="Bian et al., AAAI 2026",
+        up="r(in+out)",
+        down="r(in+out)",
+        up_numbers=formulas.both,
+        down_numbers=formulas.both,
+    ),
     "florist": Entry(
         cls="rondo.algorithms.factors.florist:FLoRIST",
         summary="FLoRA that keeps the leading part of each layer's stack, by its energy",

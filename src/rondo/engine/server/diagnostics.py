@@ -71,6 +71,7 @@ from rondo.params import (
     magnitude,
     packed,
     pick,
+    router,
     up,
     whole,
 )
@@ -141,6 +142,8 @@ def measure(
     numbers: Diagnostics = dict.fromkeys(KEYS)
     if any(map(magnitude, old.shared.params)):
         return {**numbers, "reason": "with magnitudes (adapter.use_dora) B A is not a layer's change"}
+    if any(map(router, old.seen)):
+        return {**numbers, "reason": "a router weighs several pairs of factors per token, so no matrix is the change"}
     numbers |= {f"drift_{part}": _drift(*_of_part(old, new, sites, part)) for part in "AB"}
     numbers |= {f"angle_{part}": _angle(*_of_part(old, new, sites, part), part) for part in "AB"}
     numbers["drift_whole"] = _drift(*(pick(sent.seen, whole_names.__contains__) for sent in (old, new)))

@@ -11,7 +11,8 @@ from torch import Tensor
 from rondo.lowrank import LowRank
 from rondo.models.networks.adapted_layer import Site
 from rondo.models.networks.network import Base
-from rondo.params import Params
+from rondo.models.networks.pairs import one_pair
+from rondo.params import Params, pick, router
 
 
 def adapter_factors(sites: Sequence[Site], seen: Params, base: Base) -> dict[str, tuple[Tensor, Tensor, float]]:
@@ -23,7 +24,7 @@ def adapter_factors(sites: Sequence[Site], seen: Params, base: Base) -> dict[str
     """
     factors = {}
     for site in sites:
-        a, b = seen[f"{site.path}.A"].float(), seen[f"{site.path}.B"].float()
+        a, b = (t.float() for t in one_pair(seen, site.path))
         whole = LowRank(b, a)
         if site.path in base:
             whole = whole + (1 / site.scale) * base[site.path].factors().to(torch.float32)
@@ -42,9 +43,9 @@ def truncated(sites: Sequence[Site], seen: Params, base: Base, rank: int) -> tup
     """Cut every site's whole change, base included, to its best approximation of ``rank`` (Eckart-Young). Returns the
     tensors that the network then takes, and the loss: the Frobenius norm of all dropped parts over that of all changes.
     """
-    result, lost, whole = dict(seen), 0.0, 0.0
+    result, lost, whole = pick(seen, ~router), 0.0, 0.0
     for site in sites:
-        a, b = seen[f"{site.path}.A"].double(), seen[f"{site.path}.B"].double()
+        a, b = (t.double() for t in one_pair(seen, site.path))
         change = LowRank(site.scale * b, a)
         if site.path in base:
             change += base[site.path].factors().to(torch.float64)

@@ -19,6 +19,7 @@ from rondo.lowrank import GrowingSum
 from rondo.models.kernels.rounded import is_rounded, read_back
 from rondo.models.networks.call import Call
 from rondo.models.networks.magnitude import normalised, row_norms, stretched
+from rondo.models.networks.pairs import add_weighed, one_pair
 from rondo.models.networks.rows import Rows, to_device
 from rondo.params import Params
 
@@ -134,7 +135,8 @@ def merged_weight(module: nn.Module, site: Site, seen: Params, base: Mapping[str
     rows stretched where the site has magnitudes. ``seen`` has no client axis; gradients flow to its tensors."""
     weight = module.weight
     assert isinstance(weight, Tensor)
-    change = site.scale * (seen[f"{site.path}.B"] @ seen[f"{site.path}.A"])
+    down, up = one_pair(seen, site.path)
+    change = site.scale * (up @ down)
     if site.path in base:
         change = change + base[site.path].factors().dense().to(change.dtype)
     if site.kind == "conv1d":
@@ -163,10 +165,27 @@ class AdaptedLayer:
         if a is not None and b is not None:
             # Scale in the wider of the two types, so that the product is rounded once.
             b = self.site.scale * b.to(torch.promote_types(b.dtype, x.dtype))
+            if (router := self.call.params.get(f"{path}.router")) is not None:
+                return self._weighed(output, x, self._drop(x), a, b, router)
             output = self._add(output, self._drop(x), a, b, self.call.rows)
             if (magnitude := self.call.params.get(f"{path}.magnitude")) is not None:
                 output = self._stretched(output, a, b, magnitude)
         return output
+
+    def _weighed(self, output: Tensor, x: Tensor, dropped: Tensor, down: Tensor, up: Tensor, router: Tensor) -> Tensor:
+        """``output`` with all pairs of ``down`` (K, pairs * r, in) and ``up`` (K, out, pairs * r), which ``router``
+        (K, pairs, in) weighs for each token of ``x``."""
+        rows, packing, y = self.call.rows, self.call.packing, output.to(x.dtype)
+        down, up = down.to(x.dtype), up.to(x.dtype)
+        if len(down) == 1 or (packing is None and rows.even):
+            y, x, dropped = (t.reshape(len(down), -1, t.shape[-1]) for t in (y, x, dropped))
+            return add_weighed(y, x, dropped, down, up, router).reshape(output.shape).to(output.dtype)
+        tokens = x.shape[1:-1].numel()
+        lengths = [count * tokens for count in rows.counts] if packing is None else list(packing.clients)
+        parts = [torch.split(t.flatten(0, -2)[None], lengths, 1) for t in (y, x, dropped)]
+        parts += [torch.split(t, 1) for t in (down, up, router)]
+        outputs = [add_weighed(y, x, d, a, b, g) for y, x, d, a, b, g in zip(*parts, strict=True)]
+        return torch.cat(outputs, 1).reshape(output.shape).to(output.dtype)
 
     def _stretched(self, output: Tensor, down: Tensor, up: Tensor, magnitude: Tensor) -> Tensor:
         """``output`` of W + base + B A with its rows stretched to ``magnitude`` (K, out)."""

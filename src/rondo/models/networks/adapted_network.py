@@ -71,6 +71,8 @@ class AdaptedNetwork(Network):
         self.module = module
         freeze(module)
         self.sites = {s.path: s for s in sites}
+        convolved = any(s.kind == "conv2d" for s in sites)
+        self.no_pairs = "it adapts a convolution, which has no tokens to weigh them for" if convolved else None
         self._call = Call()
         self._layers = {s.path: AdaptedLayer(s, module.get_submodule(s.path), self._call) for s in sites}
         self._owners: dict[str, tuple[nn.Module, str]] = {}

@@ -46,6 +46,9 @@ class Network(ABC):
     """The adapted layers by module path."""
     one_at_a_time: str | None = None
     """The reason why clients cannot share a call; None if they can."""
+    no_pairs: str | None = "whole tensors are trained beside, where a layer has one matrix"
+    """The reason why its layers cannot have several pairs of factors (:mod:`rondo.models.networks.pairs`); None if they
+    can."""
     one_thread: bool = False
     """Whether calls cannot run in several threads at once."""
     minds_padding: bool | None = False

@@ -210,6 +210,9 @@ def _must_train(config: RunConfig, algorithm: Algorithm[Any], model: Model) -> N
         if own_code.is_name(config.algorithm.name):
             message += "; a method of your own that trains whole tensors sets needs_factors=False in its traits"
         raise ConfigError.at("algorithm.name", message)
+    if algorithm.traits.gated and (cause := model.network.no_pairs) is not None:
+        message = f"{config.algorithm.name} has several pairs of factors in a layer, which this network cannot: {cause}"
+        raise ConfigError.at("algorithm.name", f"{message}; take another method, or factors alone on linear layers")
     reason = refused(algorithm.traits, linear=algorithm.linear).get("magnitudes")
     if reason is not None and any(map(magnitude, initial)):
         message = f"its layers have magnitudes (use_dora). {config.algorithm.name}: {reason}; name another"
