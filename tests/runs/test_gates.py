@@ -74,10 +74,16 @@ def test_newcomers_model_is_what_stock_peft_reads(finished: rondo.RunResult, mer
 
 def test_clients_model_is_served_and_not_written(finished: rondo.RunResult, tmp_path: Path) -> None:
     client = "client-0"
-    with pytest.raises(ConfigError, match=r"--client: a router weighs several pairs .*rondo evaluate --client"):
+    with pytest.raises(ConfigError, match=r"--client: a router weighs several pairs .*rondo predict --client"):
         rondo.export(finished.run_dir, tmp_path / "out", client=client)
-    scores = rondo.evaluate(finished.run_dir, data=reviews(20, seed=5), client=client, device="cpu")
-    assert scores["test"]["accuracy"] > 0.9
+    rows = reviews(20, seed=5)
+    predicted = rondo.predict(finished.run_dir, rows, client=client, device="cpu")
+    scores = rondo.evaluate(finished.run_dir, data=rows, client=client, device="cpu")
+    with pytest.raises(ConfigError, match="--client: the folder has one model; name the run directory"):
+        rondo.predict(finished.run_dir / "adapter", rows, client=client, device="cpu")
+    right = sum(one["label"] == row["label"] for one, row in zip(predicted, rows, strict=True))
+    assert scores["test"]["accuracy"] == pytest.approx(right / len(rows))
+    assert right > 18
 
 
 def test_new_client_is_fitted_and_scored(finished: rondo.RunResult, tmp_path: Path) -> None:

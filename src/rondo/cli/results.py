@@ -122,6 +122,7 @@ def predict(
     path: Result,
     data: Annotated[str, typer.Option(help="a file with the run's columns, or a folder of pictures")],
     to: Annotated[str | None, typer.Option(help="a new .csv or .jsonl file; default: JSON lines are printed")] = None,
+    client: ClientId = None,
     max_new_tokens: Annotated[int, typer.Option(help="most tokens of a language model's response")] = 64,
     device: Device = "auto",
     allow_code: AllowCode = False,
@@ -134,8 +135,8 @@ def predict(
         quiet_libraries()
         import rondo
 
-        allowed = {"allow_code": allow_code, "allow_changed": allow_changed}
-        predictions = rondo.predict(path, data, device=device, max_new_tokens=max_new_tokens, **allowed)
+        options: dict[str, Any] = {"allow_code": allow_code, "allow_changed": allow_changed, "client": client}
+        predictions = rondo.predict(path, data, device=device, max_new_tokens=max_new_tokens, **options)
         if to is None:
             print(_text(predictions, ".jsonl"), end="")
         else:

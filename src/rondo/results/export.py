@@ -52,7 +52,7 @@ _TOLERANCES = {"bfloat16": 0.1, "float16": 0.01}
 
 GATED = (
     "a router weighs several pairs of factors in each layer for each token, and PEFT has one matrix; the run keeps "
-    "the model, and rondo evaluate --client scores it"
+    "the model, for rondo predict --client and rondo evaluate --client"
 )
 """The reason why a client's model of a method that is ``gated`` is not written."""
 

@@ -59,7 +59,7 @@ class FedALT(Algorithm[OthersState]):
     Linear: no. A client's own upload is left out of what it is sent.
     Personal: yes. A new client starts its own pair from the mean of all, so the cold-start model is that mean, whatever
     the router says: ``rondo export`` writes it. A client's own model has no single matrix per layer, which PEFT would
-    need: ``rondo evaluate --client`` scores it.
+    need: ``rondo predict --client`` and ``rondo evaluate --client`` serve it.
     Head in the source: a language model's, which is frozen; here shared by default, and the mean of the round's.
     Deviations: weights are the run's ``weighting``. The authors' code has every client in every round, weighs equally
     ("uniform") and draws a start for each client; here all clients start alike. Not for convolutions, magnitudes or
