@@ -53,8 +53,9 @@ class FedALT(Algorithm[OthersState]):
     While it is the only one, it has its own last pair as the others' mean.
     Symbols: the paper's individual LoRA is A_k (r x in) and B_k (out x r), pA and pB in the code; its rest-of-world
     LoRA is A_-k and B_-k; its mixer is G_k (2 x in), the tensor ``<module>.router``.
-    Uploads: A_k and B_k, r (in + out) numbers per module. Down: A_-k and B_-k, as many (the first router once). The
-    router stays with its client. The server keeps a pair for every client that ever took part.
+    Uploads: A_k and B_k, r (in + out) numbers per module. Down: A_-k and B_-k, as many (the first router once): of two
+    clients each is sent the other's upload. The router stays with its client. The server keeps a pair for every client
+    that ever took part.
     Exact: not applicable, because there is no global model.
     Linear: no. A client's own upload is left out of what it is sent.
     Personal: yes. A new client starts its own pair from the mean of all, so the cold-start model is that mean, whatever
