@@ -6,6 +6,9 @@ STAMP := $(VENV)/.installed
 # Downloads with their progress, without the list of what is there already.
 PIP_SHOWS := --progress-bar on --disable-pip-version-check
 
+# Each process of a test reads Python's compiled files. Without them pytest alone compiles for half a minute.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo docs docs-zensical results federate-demo test test-sweeps test-slow test-benchmarks test-papers test-federation check method bench gpu dist wheel-day mutants clean
 
 demo: $(STAMP)

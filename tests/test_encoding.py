@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 FILES = [file for folder in ("src", "benchmarks", "examples") for file in sorted((ROOT / folder).rglob("*.py"))]
 
@@ -36,10 +34,12 @@ def _mode(call: ast.Call, place: int) -> str:
     return str(values[0].value) if values and isinstance(values[0], ast.Constant) else ""
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_text_files_name_their_encoding(file: Path) -> None:
-    calls = in_the_locales_encoding(file.read_text(encoding="utf-8"))
-    assert [f"line {call.lineno}: {ast.unparse(call)}" for call in calls] == []
+def test_text_files_name_their_encoding() -> None:
+    assert [
+        f"{file.relative_to(ROOT)}, line {call.lineno}: {ast.unparse(call)}"
+        for file in FILES
+        for call in in_the_locales_encoding(file.read_text(encoding="utf-8"))
+    ] == []
 
 
 def test_the_rule_sees() -> None:

@@ -9,6 +9,7 @@ import shlex
 import tomllib
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -124,6 +125,9 @@ def shell_lines(page: str) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in lines if re.match(r"(rondo|make|pip|python) ", line)]
 
 
+the_program = cache(lambda: get_command(app))
+
+
 def fault(words: Sequence[str]) -> str:
     """The fault of a command that a page gives in full; empty if it can be run."""
     program, *arguments = words
@@ -137,7 +141,7 @@ def fault(words: Sequence[str]) -> str:
     if program == "python":
         there = arguments[0] in FILES_OF_READERS or (ROOT / arguments[0]).is_file()
         return "" if arguments[0].startswith("-") or there else "no such file"
-    command: Any = get_command(app)
+    command: Any = the_program()
     context = command.make_context("rondo", ["list"])  # any command: only its arguments are looked at below
     try:
         while hasattr(command, "commands"):
@@ -164,7 +168,7 @@ def test_commands_in_sentences_exist(page: str) -> None:
     unknown = []
     text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text("utf-8"), flags=re.M | re.S)
     for line in re.findall(r"`rondo ([^`]+)`", text):
-        command: Any = get_command(app)
+        command: Any = the_program()
         words = line.replace("[", " ").replace("]", " ").split()
         while words and hasattr(command, "commands") and command is not None:
             command = command.commands.get(words.pop(0).rstrip(","))

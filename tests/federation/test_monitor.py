@@ -71,6 +71,7 @@ def test_server_tells_its_monitor_of_the_run(folder: Path, tmp_path: Path) -> No
     assert told["days_to_first_expiry"] in (9, 10)
 
 
+@pytest.mark.usefixtures("refusals_at_once")
 def test_site_tells_its_monitor_what_left_and_what_it_refuses(folder: Path, tmp_path: Path) -> None:
     """A site that refuses a plan and stays is not healthy; one that does not stay has gone, with the reason."""
     address, seen, parties = free(), dict[str, Any](), Parties(folder)
@@ -96,7 +97,7 @@ def test_site_tells_its_monitor_what_left_and_what_it_refuses(folder: Path, tmp_
 
     again = Parties(folder, {"north": SITES["north"]}, state=tmp_path, options={"contract": picky})
     with pytest.raises(ConfigError):
-        again.run(run, tmp_path / "again", wait=5.0)
+        again.run(run, tmp_path / "again", answered=("north",))
     error = again.errors["north"]
     assert isinstance(error, PlanRefused)
     assert str(error).startswith(
@@ -202,6 +203,7 @@ def test_end_of_a_key_is_told_from_thirty_days_on() -> None:
     assert days_left(ends.values(), date(2026, 2, 27)) == 1
 
 
+@pytest.mark.slow
 def test_renewed_certificate_is_taken_while_the_server_runs(folder: Path, tmp_path: Path) -> None:
     address, seen, parties = free(), dict[str, Any](), Parties(folder)
 
