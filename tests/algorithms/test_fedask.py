@@ -44,6 +44,7 @@ def test_fedsvd_split_in_both_is_fedask_with_a_frozen(oversketch: int, seed: int
     assert worst < 1e-10
 
 
+@pytest.mark.slow
 def test_laws_hold_with_both() -> None:
     results = check_algorithm(algorithms.get("fedsvd", split="both"), seeds=(0, 1))
     assert [r for r in results if r.outcome == "failed"] == []

@@ -47,6 +47,7 @@ def test_every_draw_has_the_configured_start(name: str, start: Any) -> None:
         assert [n for params in held for n, t in params.items() if factor.equal(t)], "a factor was drawn and not used"
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", every_method(tuple(DRAWING), ["fedloru", "flora"]))
 @pytest.mark.parametrize("law", ["zero steps", "cohort", "exactness", "same seed", "first round learns"])
 def test_laws_hold_for_every_start(name: str, start: Any, law: str) -> None:

@@ -143,7 +143,7 @@ def numbers(columns: int, factors_too: bool, r: int, i: int, o: int, t: int, k: 
 @BOTH
 @pytest.mark.parametrize("columns", [2, 3, 16])
 @pytest.mark.parametrize("local_head", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 def test_sketched_methods_obey_every_law(name: str, columns: int, local_head: bool) -> None:
     """Above the rank of the factors, clients that agree are told what they agree on."""
     algorithm = algorithms.get(name, sketch=columns)

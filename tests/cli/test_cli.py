@@ -265,6 +265,7 @@ def test_unused_rows_are_reported(invoke: Invoke, tiny: dict[str, Any]) -> None:
     assert "1 of 24 training rows are not used: 1 bad\n" in output
 
 
+@pytest.mark.slow
 def test_names_from_files_are_escaped(invoke: Invoke, tiny: dict[str, Any]) -> None:
     """A column, a client or a label cannot clear the screen, move the cursor or look like markup."""
     evil = "[red]\x1b[2J\x9b1m\u202e\n:bomb:"
@@ -394,6 +395,7 @@ def test_version(invoke: Invoke) -> None:
     assert invoke("--version") == (0, f"rondo {rondo.__version__}\n")
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
 @pytest.mark.parametrize("command", [("reproduce", "list"), ("list",), ("--version",), ("--help",)])
 def test_output_that_a_full_disk_does_not_take_is_told(command: tuple[str, ...]) -> None:
@@ -407,7 +409,7 @@ def test_output_that_a_full_disk_does_not_take_is_told(command: tuple[str, ...])
 @pytest.mark.skipif(os.name == "nt", reason="pipes of Windows break in other ways")
 @pytest.mark.parametrize("arguments", [("schema",), ("list",), ("show", "config"), ("--version",), ("show", "nothing")])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(5)
 def test_reader_that_has_gone_changes_no_exit_code(arguments: tuple[str, ...], unbuffered: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -422,6 +424,7 @@ def test_reader_that_has_gone_changes_no_exit_code(arguments: tuple[str, ...], u
     assert "pipe" not in done.stderr.lower()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.skipif(
     not hasattr(os, "getuid") or (os.getuid() == 0 and not shutil.which("setpriv")), reason="root reads all"
 )
@@ -498,6 +501,7 @@ def test_help_and_list_load_no_torch() -> None:
     assert "florg" in done.stdout
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -58,6 +58,7 @@ def test_completed_values_are_of_the_type_of_their_key() -> None:
     assert {setting: why for setting, why in refused.items() if "should be" in why} == {}
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("line", "completed"),
     [

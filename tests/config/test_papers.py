@@ -455,7 +455,7 @@ def test_wrong_setting_is_refused(words: list[str], message: str, tmp_path: Path
 
 @pytest.mark.parametrize("scale", ["paper", "small"])
 @pytest.mark.parametrize("name", IMAGES)
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(16)
 def test_every_factorised_layer_of_images_has_its_rank_and_scale(name: str, scale: str) -> None:
     """A method's rank, or the 64 channels of the first block where that is more, and alpha / r = 1/2 in every layer."""
     from rondo.models.forms.outline import look

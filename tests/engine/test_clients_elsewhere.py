@@ -157,6 +157,7 @@ def test_rules_and_a_clip_act_on_bytes_as_on_objects(name: str, rule: Rule) -> N
         assert serialization.same(server.state, sim.state), f"round {index}"
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ["fedsa-lora", "flora", "fedloru", "rolora"])
 def test_server_goes_on_from_its_checkpoint_and_clients_with_it(name: str) -> None:
     """It dies after clients trained a round that it had not written, and once more with a client's disk."""
@@ -275,6 +276,7 @@ def a_bit_off(tensor: Tensor) -> Tensor:
     return other
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("name", "fields"),
     [

@@ -81,6 +81,7 @@ def test_faults_rehearsed_by_workers() -> None:
     assert serialization.same(here.state, there.state)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("workers", [1, 3])
 def test_cohorts_of_dead_workers_are_done_again(workers: int) -> None:
     here, there = (make("rolora", "local", run=ALONE, people=population(PEOPLE)) for _ in range(2))

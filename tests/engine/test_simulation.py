@@ -123,7 +123,7 @@ def test_seed_fixes_all_bits_in_any_order_of_clients(name: str, policy: str) -> 
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 def test_kept_tensors_lie_in_memory_as_read_back(name: str) -> None:
     """Aligned, and never a row of a cohort's tensor, which it would keep alive."""
     sim = make(name, "local")
@@ -295,6 +295,7 @@ def test_rounds_loss_is_weighted_by_the_uploads() -> None:
         assert record["loss"] == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", every_method())
 def test_round_with_too_few_clients_is_skipped(name: str) -> None:
     """The state and the local tensors stay, and the run continues."""
@@ -320,7 +321,7 @@ def test_round_with_too_few_clients_is_skipped(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", every_method([n for n in NAMES if n != "per-fedavg"]))  # it divides batches by order
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 def test_skipped_attempts_leave_the_model_as_it_would_be(name: str) -> None:
     """Stages, periods and alternation go on where they were. Batches hold all rows, so that the order of the rows,
     which goes by attempt, moves nothing but rounding."""

@@ -122,6 +122,7 @@ def damaged_state(file: Path) -> None:
 LOSSES = [rotated_elsewhere, begun_again, cut, without_state, without_both, damaged_state]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("lose", LOSSES)
 def test_missing_past_counts_as_used_up(
     file: Path, tmp_path: Path, desk: Make, monkeypatch: pytest.MonkeyPatch, lose: Callable[[Path], None]

@@ -24,6 +24,7 @@ def begin_again(folder: Path) -> Any:
     return CliRunner().invoke(app, ["federate", "site", "start-over", str(folder)])
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("way", ["newer folder", "start-over"])
 def test_site_with_an_older_folder_takes_part_again(place: Path, tmp_path: Path, way: str) -> None:
     """Once its owner has brought the newer folder back, or begins again."""
@@ -62,6 +63,7 @@ def test_site_with_an_older_folder_takes_part_again(place: Path, tmp_path: Path,
     ] * (way == "start-over")
 
 
+@pytest.mark.slow
 def test_older_folder_opens_no_second_sum(place: Path, tmp_path: Path) -> None:
     """It has forgotten that the sum was opened, and the other sites have not: no set forms in that round again."""
     folder = tmp_path / "at-south"

@@ -250,6 +250,7 @@ def answered(here: Any, plan: Plan, request: Request) -> Reply:
     return Reply.decode(here.answer("round", replace(request, identity=identity, round=round).encode()))
 
 
+@pytest.mark.slow
 def test_fractions_that_differ_by_a_row(plan: Plan, request_: Request, tmp_path: Path, desk: Make) -> None:
     """The rows behind both uploads were the same but one: their difference was that row's gradient."""
     here, sets = desk(tmp_path, contract=SAFE, rows=ROWS), []
@@ -262,6 +263,7 @@ def test_fractions_that_differ_by_a_row(plan: Plan, request_: Request, tmp_path:
     assert sets[0] == sets[3]
 
 
+@pytest.mark.slow
 def test_lengths_of_which_one_cuts_a_single_row(plan: Plan, request_: Request, tmp_path: Path, desk: Make) -> None:
     """With all rows in a step no seed matters, and the difference of both uploads was that row's gradients."""
     rows = [{**row, "text": row["text"] + " the film was" * (n == 17)} for n, row in enumerate(ROWS)]
@@ -274,6 +276,7 @@ def test_lengths_of_which_one_cuts_a_single_row(plan: Plan, request_: Request, t
     assert sets == [40, 32, 40, 40]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("tested", [False, True], ids=["held-back", "test"])
 def test_scores_by_lengths_of_which_one_cuts_a_single_row(
     plan: Plan, request_: Request, tmp_path: Path, desk: Make, tested: bool
@@ -309,6 +312,7 @@ def test_row_more_in_the_file(plan: Plan, tmp_path: Path, desk: Make) -> None:
     assert [line for line in told if "1 new rows wait until there are 8" in line] != []
 
 
+@pytest.mark.slow
 def test_seed_with_other_work(plan: Plan, request_: Request, tmp_path: Path, desk: Make) -> None:
     """The first steps of both would be the same."""
     here = desk(tmp_path, contract=SAFE, rows=ROWS)

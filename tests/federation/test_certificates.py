@@ -104,6 +104,7 @@ def fault(folder: Path) -> str:
     return str(problem)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("with_root", [False, True])
 @pytest.mark.parametrize("length", [0, 1, 2])
 @pytest.mark.parametrize("kind", ["RSA", "P-256", "P-384"])

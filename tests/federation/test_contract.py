@@ -242,6 +242,7 @@ def test_pattern_that_never_ends(plan: Plan, tmp_path: Path, desk: Make, key: st
         assert f"adapter.{key}" not in answer.refused, answer
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("train", [{"local_steps": 10**9, "local_epochs": None}, {"local_epochs": 10**7}])
 def test_round_without_end(plan: Plan, request_: Request, tmp_path: Path, desk: Make, train: Any) -> None:
     here = desk(tmp_path, contract=contract(training={"minutes_per_round": 0.01}))

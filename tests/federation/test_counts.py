@@ -36,6 +36,7 @@ def claiming(data: bytes, examples: int) -> bytes:
     return replace(reply, upload=hashlib.sha256(content).digest() + content).encode()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("claimed", [2**50, 16])
 def test_upload_is_held_to_its_consent(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claimed: int
@@ -100,6 +101,7 @@ def test_simulation_and_federation_know_the_same_counts(folder: Path, tmp_path: 
     assert [r["clients"] for r in result.history] == [3]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("lie", [{"accuracy": 1e90}, {"accuracy": 1.1}, {"accuracy": 0.5, "loss": -1e90}])
 def test_scores_better_than_perfect_do_not_count(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: dict[str, float]

@@ -51,6 +51,7 @@ def broadcast(request: Request, **params: torch.Tensor) -> Request:
 DIAGNOSES = [{"text": row["text"], "label": f"D{i % 25}"} for i, row in enumerate(reviews(100))]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("names", [["D1", "none"], ["D1", "D2"], ["none", "nor this"]])
 def test_class_names_cannot_be_guessed(plan: Plan, tmp_path: Path, desk: Make, names: list[str]) -> None:
     """A run with classes of the server's choice would count the rows of each, and tell which are there."""

@@ -59,6 +59,7 @@ def test_start_is_made_on_the_servers_threads(
 # --- plans --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -224,6 +225,7 @@ BAD: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("fault", BAD)
 def test_request_that_is_none(plan: Plan, request_: Request, tmp_path: Path, desk: Make, fault: str) -> None:
     here = desk(tmp_path)
@@ -304,6 +306,7 @@ def test_letters_of_no_kind(tmp_path: Path, desk: Make) -> None:
 # --- the disk -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_nothing_is_written_but_in_the_sites_folder(plan: Plan, request_: Request, tmp_path: Path, desk: Make) -> None:
     before = set(tmp_path.rglob("*"))
     for run in ("../../escape", "/tmp/escape", "a/b", "\x00", "..", "con", "a" * 5000):

@@ -14,6 +14,7 @@ import rondo
 from small_runs import save_tiny_bert
 
 
+@pytest.mark.slow
 def test_federation_equals_the_simulation(tmp_path: Path) -> None:
     sites = {"north": ("ann",), "south": ("bob",), "west": ("cid",)}
     write_sites(tmp_path, sites)

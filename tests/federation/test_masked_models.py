@@ -43,6 +43,7 @@ def test_zeros_to_all_sites_but_one_open_no_sum(place: Path, tmp_path: Path) -> 
     assert "wrong_plan: it has another plan, or was sent another model" in " ".join(line.told)
 
 
+@pytest.mark.slow
 def test_contract_that_asks_for_more_sites_raises_the_threshold(place: Path, tmp_path: Path) -> None:
     contract = OPEN.model_copy(update={"training": OPEN.training.model_copy(update={"least_sites": 3})})
     line = DeskLine(place, tmp_path)

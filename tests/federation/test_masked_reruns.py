@@ -23,6 +23,8 @@ from rondo.privacy.sums.masked_sum import MaskedSum
 from rondo.runs.watching.result import RunResult
 from small_runs import write_rows
 
+pytestmark = pytest.mark.usefixtures("refusals_at_once")
+
 ANOTHER = "set another seed in the server's configuration: 0 was another run's"
 
 
@@ -70,6 +72,7 @@ def runs(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
     return Runs(place, tmp_path, monkeypatch)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -85,6 +88,7 @@ def test_second_run_without_a_site_opens_no_sum(runs: Runs, changes: dict[str, A
     assert len(runs.sums) == 1
 
 
+@pytest.mark.slow
 def test_second_run_with_a_site_more_opens_no_sum(runs: Runs) -> None:
     runs("first", away=["south"])
     with pytest.raises(RunStopped):
@@ -93,6 +97,7 @@ def test_second_run_with_a_site_more_opens_no_sum(runs: Runs) -> None:
     assert ANOTHER in "\n".join(runs.told)
 
 
+@pytest.mark.slow
 def test_noise_of_a_seed_is_no_other_company(runs: Runs) -> None:
     """The server can take it off."""
     runs("first")
@@ -103,6 +108,7 @@ def test_noise_of_a_seed_is_no_other_company(runs: Runs) -> None:
     assert len(runs.sums) == 1
 
 
+@pytest.mark.slow
 def test_site_that_was_not_asked_to_unmask_knows_the_seed(runs: Runs) -> None:
     """Its vector was in the sum."""
     runs("first", silent="south")
@@ -114,6 +120,7 @@ def test_site_that_was_not_asked_to_unmask_knows_the_seed(runs: Runs) -> None:
     assert ANOTHER in "\n".join(runs.told)
 
 
+@pytest.mark.slow
 def test_run_with_another_seed_is_other_training(runs: Runs) -> None:
     runs("first")
     runs("second", away=["south"], seed=1)
@@ -135,7 +142,7 @@ PLANS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """Pairs of plans with one seed. Two sums of the same sites are then two equations in what each of them sent."""
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(7)
 @pytest.mark.parametrize("difference", PLANS)
 def test_second_run_by_other_settings_opens_no_sum(runs: Runs, difference: str) -> None:
     first, second = PLANS[difference]
@@ -145,6 +152,7 @@ def test_second_run_by_other_settings_opens_no_sum(runs: Runs, difference: str) 
     assert len(runs.sums) == 1
 
 
+@pytest.mark.slow
 def test_second_run_with_a_row_more_at_one_site_opens_no_sum(runs: Runs) -> None:
     """The difference of both sums would be what that row does to a training."""
     uniform = {"clients": {"min_clients": 1, "weighting": "uniform"}}

@@ -30,6 +30,7 @@ def come_back(line: DeskLine, *sites: str) -> None:
     threading.Thread(target=start).start()
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("kind", ["round", "ready", "masked", "unmask"])
 def test_round_waits_for_sites_that_leave_within_it(place: Path, tmp_path: Path, kind: str) -> None:
     """Its sum is that of a round without the outage."""
@@ -48,6 +49,7 @@ def test_round_waits_for_sites_that_leave_within_it(place: Path, tmp_path: Path,
     assert GOING_ON in line.told
 
 
+@pytest.mark.slow
 def test_run_waits_between_rounds(place: Path, tmp_path: Path) -> None:
     """``clients.min_clients`` is 1, so the run starts with one site, and no round begins before there are two."""
     line = DeskLine(place, tmp_path)

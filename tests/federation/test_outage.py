@@ -28,6 +28,7 @@ def leave(parties: Parties) -> None:
     threading.Thread(target=come_back, args=(parties,)).start()
 
 
+@pytest.mark.slow
 def test_run_waits_while_all_sites_are_away(folder: Path, tmp_path: Path) -> None:
     run = config(folder, rounds=4, clients={"min_clients": 3})
     expected = simulated(folder, run, tmp_path / "simulation")
@@ -37,6 +38,7 @@ def test_run_waits_while_all_sites_are_away(folder: Path, tmp_path: Path) -> Non
     assert "enough clients take part: going on" in parties.told
 
 
+@pytest.mark.slow
 def test_round_waits_for_sites_that_leave_within_it(folder: Path, tmp_path: Path) -> None:
     """They were asked, so their letters wait for them; ``patience`` is for sites without which a round goes on."""
     run = config(folder, rounds=3, clients={"min_clients": 3})

@@ -46,6 +46,7 @@ def test_scores_on_own_test_rows_are_those_of_the_simulation(folder: Path, tmp_p
     assert {client: last[client]["examples"] for client in OWN} == {client: len(rows) for client, rows in OWN.items()}
 
 
+@pytest.mark.slow
 def test_few_test_rows_are_not_told(folder: Path, tmp_path: Path) -> None:
     """Ann has four test rows; bob has nine, and holds four rows back."""
     contract = Contract.model_validate({**OPEN.model_dump(exclude_none=True), "outgoing": {"least_rows_scored": 5}})

@@ -160,6 +160,7 @@ def test_sites_noise_is_their_own_and_their_account_the_servers(folder: Path, tm
         assert "in 1 run" in told
 
 
+@pytest.mark.slow
 def test_round_that_a_killed_server_had_answers_to_counts(folder: Path, tmp_path: Path) -> None:
     """Ann's and bob's sites train again with other noise, and have counted both. The server cannot know that cid was
     not asked before it died."""
@@ -179,6 +180,7 @@ def test_round_that_a_killed_server_had_answers_to_counts(folder: Path, tmp_path
     assert result.summary["privacy"]["epsilon"] == max(told.values())
 
 
+@pytest.mark.slow
 def test_full_disk_at_the_server_ends_no_site(folder: Path, tmp_path: Path, full_at: Any) -> None:
     """The second round could not be written down: sites are told nothing, are not asked, and spend nothing."""
     line = DeskLine(folder, tmp_path)
@@ -358,6 +360,7 @@ def test_noise_of_a_seed_that_the_server_knows_counts_as_none(
     assert "epsilon inf at delta" in next(account.spent(here.folder))
 
 
+@pytest.mark.slow
 def test_rehearsal_with_a_seed_bars_its_rows(plan: Plan, request_: Request, tmp_path: Path, desk: Make) -> None:
     """Of later runs under max_epsilon. One with other rows in a copy of the site's folder bars none."""
     own, copy, limited = tmp_path / "own", tmp_path / "copy", allowing(max_epsilon=spent(20))

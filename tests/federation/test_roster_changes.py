@@ -181,6 +181,7 @@ def test_dealt_ranks_stay_with_their_clients(tmp_path: Path, bert: Path) -> None
     assert recorded(tmp_path)["ranks"] == {client: ranks[client] for client in ("bob", "cid")}
 
 
+@pytest.mark.slow
 def test_simulation_has_no_roster(tmp_path: Path, bert: Path) -> None:
     interrupted(tmp_path, bert)
     (tmp_path / "run" / "federation.json").unlink()

@@ -81,6 +81,7 @@ def test_site_that_takes_no_part(folder: Path, comes: bool) -> None:
 # --- where sites compute ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_another_environment_is_recorded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def lie(desk: Any, kind: str | None, letter: bytes) -> bytes:
         answer: bytes = desk.answer(kind, letter)
@@ -142,6 +143,7 @@ def test_environment_of_a_site_that_comes_back_elsewhere(folder: Path, monkeypat
 # --- the end of a run ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_failed_run_is_over_for_its_sites(folder: Path) -> None:
     """They are told that it failed, and not what is in the server's error."""
     parties = Parties(folder)

@@ -19,6 +19,8 @@ from rondo.federation.site.contract.document import Contract
 from rondo.federation.site.seat import Withheld
 from small_runs import save_tiny_bert, settings, write_rows
 
+pytestmark = pytest.mark.usefixtures("refusals_at_once")
+
 
 def questions(count: int, seed: int, *, long: int = 0) -> list[dict[str, Any]]:
     """Questions whose context is one window, and ``long`` ones whose context is more than ten."""
@@ -38,9 +40,10 @@ def test_rows_that_no_window_teaches_are_left_out(tmp_path: Path) -> None:
     save_tiny_bert(tmp_path / "bert")
     config = settings(tmp_path / "bert", rounds=1, task=TASK, data={}, partition={"kind": None, "clients": None})
     with pytest.raises(rondo.ConfigError, match=r"south.*rows left out of bob, cid: many, and its owner allows 10% at"):
-        Parties(tmp_path, state=tmp_path / "state").run(config, tmp_path / "run")
+        Parties(tmp_path, state=tmp_path / "state").run(config, tmp_path / "run", answered=("north", "south"))
 
 
+@pytest.mark.slow
 def test_few_rows_are_few_in_many_windows(tmp_path: Path) -> None:
     """Ann has enough rows. Eight steps on a window each can be of a single one, and her test rows are two."""
     rows = {"ann": questions(12, 1, long=1), "bob": questions(12, 2), "cid": questions(12, 3)}

@@ -152,6 +152,7 @@ def test_rolora_obeys_the_laws_for_any_alternating_share(alternate_for: float, s
     assert_lawful(RoLoRA(alternate_for), rolora_formulas(alternate_for), seeds=(seed,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alternate_for", [0.0, 0.5, 1.0])
 def test_rolora_obeys_the_laws_when_it_stops_alternating(alternate_for: float) -> None:
     assert_lawful(RoLoRA(alternate_for), rolora_formulas(alternate_for))

@@ -132,6 +132,7 @@ def test_correct_fedex_breaks_no_law() -> None:
     )
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     "cls", [ScaleDropped, pytest.param(ScaleTwice, marks=pytest.mark.slow), SquareResidualTransposed, NoResidual]
 )
@@ -139,6 +140,7 @@ def test_wrong_residual_breaks_only_exactness(cls: type[FedEx]) -> None:
     assert set(failures(cls())) == {"exactness"}
 
 
+@pytest.mark.slow
 def test_uniform_residual_breaks_exactness_and_weights_count() -> None:
     assert set(failures(ResidualOfUniformWeights())) == {"exactness", "weights count"}
 
@@ -245,6 +247,7 @@ class FactorsSwappedInView(UpOnly):
 UP_FORMULAS: Formulas = (lambda r, i, o, t, k: r * o, lambda r, i, o, t, k: r * o)
 
 
+@pytest.mark.slow
 def test_training_and_uploading_b_breaks_no_law() -> None:
     assert failures(UpOnly(), UP_FORMULAS) == {}
 
@@ -254,6 +257,7 @@ def test_starting_with_a_breaks_first_round_learns() -> None:
     assert set(failures(DownFirst())) == {"first round learns"}
 
 
+@pytest.mark.slow
 def test_late_uniform_weights_break_two_laws() -> None:
     assert {"weights count", "exactness"} <= set(failures(UniformFromRoundThree()))
 
@@ -266,6 +270,7 @@ def test_expanding_uploads_breaks_raw_sum() -> None:
     assert set(failures(HalvesOnTheWay())) == {"raw sum"}
 
 
+@pytest.mark.slow
 def test_another_broadcast_for_one_client_breaks_the_raw_sum() -> None:
     assert "clients are sent different tensors" in failures(SendsOneMore())["raw sum"]
 
@@ -280,6 +285,7 @@ def test_uploading_the_untrained_factor_breaks_three_laws() -> None:
     assert "numbers up" in broken["bytes"]
 
 
+@pytest.mark.slow
 def test_factor_left_out_of_uploads_breaks_two_laws() -> None:
     assert set(failures(TrainsBothUploadsOne(), UP_FORMULAS)) == {"consensus", "exactness"}
 
@@ -288,10 +294,12 @@ def test_swapped_factors_in_the_view_break_form() -> None:
     assert "form" in failures(FactorsSwappedInView())
 
 
+@pytest.mark.slow
 def test_late_infinite_factors_break_form() -> None:
     assert "form" in failures(InfiniteFromRoundFive())
 
 
+@pytest.mark.slow
 def test_result_of_the_first_round_counts_in_consensus_and_zero_steps() -> None:
     assert {"consensus", "zero steps"} <= set(failures(FirstRoundStartsAnew()))
 
@@ -375,6 +383,7 @@ class WritesToUploads(Plain):
         return ServerState({**state.params, **new})
 
 
+@pytest.mark.slow
 def test_private_head_breaks_no_law() -> None:
     assert failures(PrivateHead()) == {}
 
@@ -384,6 +393,7 @@ def test_leaked_head_breaks_no_leak() -> None:
     assert {"no leak", "cohort"} <= set(failures(HeadInAClassVariable()))
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("cls", [WritesToStart, WritesToShared, WritesToLocal, WritesToState, WritesToUploads])
 def test_writing_into_an_argument_breaks_no_mutation(cls: type[Plain]) -> None:
     assert "no mutation" in failures(cls())
@@ -457,6 +467,7 @@ def test_ignored_weights_break_three_laws() -> None:
     assert set(failures(UniformMean(), UP_FORMULAS)) == {"weights count", "whole tensors", "exactness"}
 
 
+@pytest.mark.slow
 def test_ignored_weights_are_seen_without_claiming_exactness() -> None:
     class Modest(UniformMean):
         traits = Traits(exact=False)
@@ -544,10 +555,12 @@ def test_mixed_factors_of_a_cohort_break_cohort() -> None:
     assert set(failures(LooksAtTheFirstClient())) == {"cohort"}
 
 
+@pytest.mark.slow
 def test_mixed_weights_of_a_cohort_break_cohort() -> None:
     assert set(failures(WeighsTheCohort())) == {"cohort"}
 
 
+@pytest.mark.slow
 def test_nan_model_breaks_zero_steps() -> None:
     assert "zero steps" in failures(DividesByTheStep())
 
@@ -561,6 +574,7 @@ def test_raising_algorithm_fails_and_does_not_crash_the_check() -> None:
     assert "ZeroDivisionError: oops" in broken["form"]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("forgotten", [("aggregate", "linear"), ("finish",)], ids=["aggregate", "finish"])
 def test_wrapper_that_forwards_less_breaks_wrapping(
     forgotten: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

@@ -44,7 +44,7 @@ def cases() -> list[Any]:
 
 
 @pytest.mark.parametrize(("family", "kind", "layers", "outcome"), cases())
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(5)
 def test_family_is_right_or_refused(tmp_path: Path, family: Family, kind: Kind, layers: Any, outcome: Outcome) -> None:
     config = configured(save(family, kind, tmp_path), kind, layers)
     if outcome == "refused":
@@ -114,6 +114,7 @@ def problems(family: Family, folder: Path, longest: int, answer: int = LONGEST) 
     return [p.message for p in look(config.model_copy(update={"task": task}), LABELS).problems]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", POSITIONS)
 def test_longer_rows_than_positions_are_refused(tmp_path: Path, name: str) -> None:
     assert problems(FAMILIES[name], tmp_path, LONGEST) == []

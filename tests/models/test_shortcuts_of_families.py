@@ -97,7 +97,7 @@ def assert_equal_steps(found: Params, expected: Params, start: Params, allowed: 
 
 
 @pytest.mark.parametrize(("name", "kind"), marked(list(QUICK.items())))
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 def test_training_equals_a_plain_loop_over_stock_peft(tmp_path: Path, name: str, kind: Kind) -> None:
     config = run_of(tmp_path, FAMILIES[name], kind, list(FAMILIES[name].attention))
     model, task, examples = opened(config)

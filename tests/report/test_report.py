@@ -232,6 +232,7 @@ def numbered(count: int) -> list[str]:
     return [f"client-{i}" for i in range(count)]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("count", [1, 3, 100])
 @pytest.mark.parametrize("labels", [None, {"a": 4, "b": 2}, {str(i): i for i in range(13)}], ids=["none", "2", "13"])
 def test_partition_picture(count: int, labels: dict[str, int] | None) -> None:
@@ -243,6 +244,7 @@ def test_clients_may_lack_labels_of_other_clients() -> None:
     assert_png(drawing.png(pictures.partition({"clients": report})))
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("text", [r"$\frac$", "$5 and $10", "$%$", "_x", "", "好", "a\nb", r"\alpha", "x" * 64])
 def test_labels_and_clients_may_have_any_name(text: str) -> None:
     """Names are data, never formulas, and matplotlib warns of no letter that it lacks."""
@@ -368,6 +370,7 @@ def test_lines_that_send_the_same_are_drawn_once() -> None:
     assert len(figure.axes) == 1
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("before", [{}, {"accuracy": None}, {"accuracy": 0.25}])
 @pytest.mark.parametrize("history", [HISTORY, HISTORY[1:2], []], ids=["scores", "none", "no round"])
 def test_learning_curve(before: dict[str, Any], history: list[dict[str, Any]]) -> None:

@@ -75,6 +75,7 @@ def test_labels_agree_with_the_score(finished: RunResult, tmp_path: Path) -> Non
     assert [p for p in made if not 0.5 <= p["probability"] <= 1] == []
 
 
+@pytest.mark.slow
 def test_labels_of_a_last_token_classifier_agree_with_the_score(tmp_path: Path) -> None:
     model = save_tiny_pythia(tmp_path / "pythia")
     result = classifier_run(model, tmp_path, adapter={"target_modules": ["query_key_value"]})
@@ -84,6 +85,7 @@ def test_labels_of_a_last_token_classifier_agree_with_the_score(tmp_path: Path) 
     assert sum(right) / len(rows) == pytest.approx(result.metrics["global"]["accuracy"])
 
 
+@pytest.mark.slow
 def test_pairs_of_texts_are_predicted(tmp_path: Path) -> None:
     model = save_tiny_bert(tmp_path / "bert")
     result = classifier_run(model, tmp_path, task={"text": ["first", "second"]})

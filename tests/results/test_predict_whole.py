@@ -151,6 +151,7 @@ def test_numbers_are_predicted(tmp_path: Path) -> None:
     assert rondo.evaluate(tmp_path / "run" / "adapter", data=rows[60:])["test"]["r2"] > 0.8
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("whole", [True, False], ids=["trained whole", "merged"])
 def test_folder_of_transformers_predicts(whole: bool, tmp_path: Path) -> None:
     changes = {"train": {"lr": 0.01, "what": "all"}} if whole else {"train": {"lr": 0.05, "local_epochs": 6}}

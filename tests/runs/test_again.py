@@ -54,6 +54,7 @@ def test_flags_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     assert problems(lambda: rondo.run({}, overwrite=True))["run_dir"].startswith("overwrite needs it")
 
 
+@pytest.mark.slow
 def test_cell_that_was_stopped_goes_on_and_is_then_taken_as_it_is(
     bert: Path, whole: rondo.RunResult, tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ def adapter(folder: Path) -> bytes:
     return (folder / "adapter" / "adapter_model.safetensors").read_bytes()
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(
     ("name", "magnitudes"),
     [("fedit", False), ("fedit", True), ("rolora", False), ("rolora", True), ("fedsa-lora", False), ("hetlora", False)],
@@ -45,6 +46,7 @@ def test_buffer_of_all_clients_is_a_round(name: str, magnitudes: bool, config: d
     assert [r["loss"] for r in one.history] == [r["loss"] for r in other.history]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("magnitudes", [False, True])
 def test_resumed_run_has_the_same_bits(magnitudes: bool, config: dict[str, Any], tmp_path: Path) -> None:
     layers = {**config["adapter"], "use_dora": magnitudes}
@@ -56,6 +58,7 @@ def test_resumed_run_has_the_same_bits(magnitudes: bool, config: dict[str, Any],
     assert max(record["measures"]["staleness"] for record in whole.history) > 0
 
 
+@pytest.mark.slow
 def test_slow_client_holds_nobody_up(config: dict[str, Any], tmp_path: Path) -> None:
     """Its upload takes ten times as long, and fifteen steps pass before it counts."""
     seconds = {"slow": ["client-0"], "slow_factor": 10.0, "seconds_per_example": 1.0}
@@ -68,6 +71,7 @@ def test_slow_client_holds_nobody_up(config: dict[str, Any], tmp_path: Path) -> 
     assert (starting[0], max(starting[1:])) == (4, 3)  # the third starts while a buffer fills
 
 
+@pytest.mark.slow
 def test_clock_is_no_score(config: dict[str, Any], tmp_path: Path) -> None:
     """Without test rows methods are compared by the scores at the clients, and not by what they measure themselves."""
     data = {**config["data"], "test_source": None, "validation_fraction": 0.25}

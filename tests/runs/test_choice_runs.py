@@ -213,6 +213,7 @@ def test_commands_take_multiple_choice(plain: rondo.RunResult, tmp_path: Path) -
     assert "accuracy_generation" in result.output
 
 
+@pytest.mark.slow
 def test_another_task_has_no_score_of_answers(plain: rondo.RunResult, tmp_path: Path) -> None:
     task = {"kind": "causal-lm", "text": "question", "max_length": 40}
     raw = {**config(plain.run_dir.parent / "llama", tmp_path), "task": task, "rounds": 1}

@@ -32,6 +32,7 @@ def up(result: rondo.RunResult) -> list[int]:
     return [record["bytes_up"] / record["clients"] for record in result.history]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("compression", "size"),
     [
@@ -161,6 +162,7 @@ def test_budget_of_bytes_is_that_of_packed_uploads(sources: Path, tmp_path: Path
     assert packed > 4 * plain
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("kind", every_method(KINDS_OF_RUNS, default=KINDS_OF_RUNS[:1]))
 @pytest.mark.parametrize("compression", [{"kind": "rounding", "bits": 4}, {"kind": "top-k"}])
 def test_same_run_has_the_same_bits(sources: Path, tmp_path: Path, kind: str, compression: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ def ran(kind: str, sources: Path, folder: Path, **changes: Any) -> rondo.RunResu
     return rondo.run(config, run_dir=folder, device="cpu", **given)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("kind", ["shared factors", "whole tensors", "a linear problem"])
 def test_records_and_summary_have_costs(kind: str, sources: Path, tmp_path: Path) -> None:
     """A least-squares solution has no count of operations."""
@@ -33,6 +34,7 @@ def test_records_and_summary_have_costs(kind: str, sources: Path, tmp_path: Path
     assert (per_client is None) == (kind == "a linear problem")
 
 
+@pytest.mark.slow
 def test_shortcuts_do_not_lower_the_count(sources: Path, tmp_path: Path) -> None:
     """A run with kept states, rows laid end to end and the last layer cut to its first token counts as a plain one, and
     so does a run of cohorts."""

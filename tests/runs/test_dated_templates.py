@@ -154,6 +154,7 @@ def test_comparison_knows_its_runs_on_another_day(calendar: Calendar, tmp_path: 
     assert [run["run_dir"] for run in again.runs] == [run["run_dir"] for run in first.runs]
 
 
+@pytest.mark.slow
 def test_other_text_today_is_told_in_words(calendar: Calendar, tmp_path: Path) -> None:
     """Where a run has no date of its own."""
     result = rondo.run(config(tmp_path), run_dir=tmp_path / "run", device="cpu")

@@ -55,6 +55,8 @@ def test_labels_are_learned(finished: RunResult) -> None:
     assert finished.summary["primary"] == "f1_micro"
 
 
+@pytest.mark.slow
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("form", ["joined", "columns"])
 def test_every_form_gives_the_same_bits(form: str, finished: RunResult, folder: Path, tmp_path: Path) -> None:
     result = rondo.run(config(folder, form), run_dir=tmp_path / "run", device="cpu")
@@ -111,6 +113,7 @@ def test_thresholds_are_chosen_for_an_export(finished: RunResult, folder: Path, 
     assert "`evaluation.threshold` of `rondo.toml`" in Path("chosen", "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_thresholds_are_not_chosen_on_private_rows(folder: Path, tmp_path: Path) -> None:
     private = {"adversary": "reader", "unit": "client", "clip": 1.0, "noise": 1.0, "delta": 1e-5}
     clients = {"sampling": "full", "weighting": "uniform"}

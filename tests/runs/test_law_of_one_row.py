@@ -43,6 +43,8 @@ PLACES = ("front", "middle", "end")
 
 
 Sums = Callable[[dict[str, Any], Table], list[Tensor]]
+More = Sequence[tuple[dict[str, Any], Sequence[str]]]
+"""Rows, each with the places where it is put in."""
 
 
 @pytest.fixture
@@ -88,10 +90,10 @@ def with_one_more(rows: Table, row: dict[str, Any], place: str) -> Table:
     return [*rows[:at], row, *rows[at:]]
 
 
-def assert_law(sums: Sums, config: dict[str, Any], rows: Table, more: Sequence[dict[str, Any]], places: Any) -> None:
+def assert_law(sums: Sums, config: dict[str, Any], rows: Table, more: More) -> None:
     before = sums(config, rows)
     assert before
-    for row in more:
+    for row, places in more:
         for place in places:
             after = sums(config, with_one_more(rows, row, place))
             moved = [float((a - b).norm()) for a, b in zip(after, before, strict=True)]
@@ -108,17 +110,17 @@ def test_methods(name: str, sources: Path, sums: Sums) -> None:
     """With dropout and rows that are held back."""
     base = configured(name, "example DP", sources)
     settings = of_rows(base, adapter=DROPPED["adapter"], data={"validation_fraction": 0.2})
-    assert_law(sums, settings, reviews(12), [LONG], PLACES[:1])
+    assert_law(sums, settings, reviews(12), [(LONG, PLACES[:1])])
 
 
 RANKED = [name for name in ALLOWED if TABLE[name].traits.client_ranks]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", RANKED)
 def test_methods_of_a_client_with_a_rank_of_its_own(name: str, sources: Path, sums: Sums) -> None:
     settings = of_rows(configured(name, "example DP", sources), **DROPPED, clients={"ranks": [1]})
-    assert_law(sums, settings, reviews(12), [LONG], PLACES[:1])
+    assert_law(sums, settings, reviews(12), [(LONG, PLACES[:1])])
 
 
 WHOLE = {"algorithm": {"name": "fedavg"}, "adapter": None}
@@ -148,15 +150,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sweep(10)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_options(option: str, sources: Path, sums: Sums, bf16: Callable[[bool], None]) -> None:
     bf16(True)
     settings = of_rows(configured("fedit", "example DP", sources), **OPTIONS[option])
-    assert_law(sums, settings, reviews(20), [LONG], PLACES)
-    if "group" not in settings["privacy"]:  # a row of a person who is there already changes that person's part
-        assert_law(sums, settings, reviews(20), reviews(1), ("middle",))
+    # A row of a person who is there already changes that person's part.
+    another = [] if "group" in settings["privacy"] else reviews(1)
+    assert_law(sums, settings, reviews(20), [(LONG, PLACES), *((row, PLACES[1:2]) for row in another)])
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "option", ["a frozen head", "persons with dropout", "a whole network with its dropout", "bfloat16"]
 )
@@ -170,7 +174,7 @@ def test_masks_by_place_break_the_law(
     monkeypatch.setattr(PrivateSteps, "_seed", by_place)
     settings = of_rows(configured("fedit", "example DP", sources), **OPTIONS[option])
     with pytest.raises(AssertionError, match="front"):
-        assert_law(sums, settings, reviews(20), [LONG], ("front",))
+        assert_law(sums, settings, reviews(20), [(LONG, PLACES[:1])])
 
 
 # --- kinds of tasks -------------------------------------------------------------------------------------------------
@@ -281,9 +285,10 @@ def test_kinds_of_tasks(
     }
     raw |= {"adapter": ADAPTED} if name in models else {"train": {"what": "all"}}
     rows = sorted(make(13), key=lambda row: len(str(row)))
-    assert_law(sums, of_rows(raw), rows[:-1], rows[-1:], ("front", "end"))
+    assert_law(sums, of_rows(raw), rows[:-1], [(rows[-1], ("front", "end"))])
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("group", [None, "who"])
 @pytest.mark.parametrize("kind", ["question-answering", "token-classification"])
 def test_windows_of_a_row_are_not_told(kind: str, group: str | None, models: dict[str, str]) -> None:

@@ -83,6 +83,7 @@ def test_run_goes_on_from_its_adapter(config: dict[str, Any], finished: rondo.Ru
         rondo.run({**still, "algorithm": {"name": "flora"}}, run_dir=tmp_path / "other", device="cpu")
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", ["fed-sb", "federa", "fedsa-lora", "pfedlora"])
 def test_methods_keep_the_model_at_the_start(name: str, config: dict[str, Any], tmp_path: Path) -> None:
     """Whatever A and B are, V starts at W0 and its rows at their norms."""
@@ -117,6 +118,7 @@ def test_adapter_without_magnitudes_is_not_given_them(
         rondo.run({**config, "adapter": both}, run_dir=tmp_path / "run", device="cpu")
 
 
+@pytest.mark.slow
 def test_network_without_a_hub_has_them_in_its_weights(tmp_path: Path) -> None:
     """Whole tensors are trained beside, and the result is plain weights."""
     config = {

@@ -43,6 +43,7 @@ def configured(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[s
     return make
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", every_method(METHODS, default=("florg", "scaffold")))
 def test_run_of_three_rounds_goes_on_to_that_of_five(
     configured: Callable[..., dict[str, Any]], tmp_path: Path, name: str
@@ -72,6 +73,8 @@ def test_command_line_goes_on_too(configured: Callable[..., dict[str, Any]], tmp
     assert "rounds: 2, and the run has 3: it can only get more" in " ".join(fewer.output.split())
 
 
+@pytest.mark.slow
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("unwritten", ["config.toml", "manifest.json"])
 def test_killed_while_it_gets_its_rounds_it_ends_with_one_number_or_the_other(
     configured: Callable[..., dict[str, Any]], tmp_path: Path, killed_at: Any, unwritten: str

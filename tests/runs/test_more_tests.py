@@ -59,6 +59,7 @@ def test_scores_stand_beside_those_of_the_test_set(finished: RunResult, folder: 
     assert "mismatched: accuracy" in (finished.run_dir / "adapter" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_comparison_has_a_column_of_each(folder: Path, tmp_path: Path) -> None:
     """RoLoRA's Table 3 has eight test sets to a method, MNLI two."""
     compared = rondo.compare(["fedit"], config(folder, more_tests=MORE), seeds=[0, 1], out=tmp_path, device="cpu")

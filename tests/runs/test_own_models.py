@@ -40,6 +40,8 @@ def pictures(folder: Path) -> list[dict[str, str]]:
     return rows
 
 
+@pytest.mark.slow
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("task", "model", "files", "trainers"),
     [

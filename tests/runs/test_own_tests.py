@@ -138,6 +138,7 @@ def test_tables_of_a_file_that_names_clients(tmp_path: Path) -> None:
     assert result.metrics["clients"]["r2"]["weighted_mean"] is not None
 
 
+@pytest.mark.slow
 def test_common_test_set_is_dealt_by_the_classes_that_clients_train_on(tmp_path: Path) -> None:
     """FedRep's Table 1: a client trains on all of its rows, and is scored on test rows of its own classes."""
     g = np.random.default_rng(0)
@@ -277,6 +278,7 @@ def test_test_file_of_no_client_is_refused_by_name(tmp_path: Path) -> None:
         given(tmp_path, test={})
 
 
+@pytest.mark.slow
 def test_rows_of_clients_that_do_not_train_are_told_of(tmp_path: Path) -> None:
     """One is left out for its size, one has test rows alone, and one has none."""
     train = [row for client in "abc" for row in drawn(TRAIN[client])]

@@ -59,6 +59,8 @@ def difference(results: list[rondo.RunResult]) -> float:
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
+@pytest.mark.slow
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "method",
     [
@@ -81,6 +83,7 @@ def test_transformers_trainer_is_rondos_own_to_rounding(method: str, config: dic
     assert [r[2] for r in ours] == pytest.approx([r[2] for r in theirs], abs=0.01)
 
 
+@pytest.mark.slow
 def test_answers_differ_in_a_bias_that_changes_nothing(bert: Path, config: dict[str, Any], tmp_path: Path) -> None:
     """One number is added to the scores of all tokens, so the gradient of the output's bias is zero but for rounding,
     and AdamW divides it by its own size: each trainer takes steps of the whole rate in a direction of its own."""
@@ -146,6 +149,7 @@ def test_trls_trainers_take_language_models_alone(config: dict[str, Any]) -> Non
         load(changed(config, train={"trainer": "sft"}))
 
 
+@pytest.mark.slow
 def test_ratio_of_rates_is_that_of_pefts_optimizer(language: dict[str, Any], tmp_path: Path) -> None:
     """LoRA+ of Rondo's own trainer and of the ready-made one, beside PEFT's; A moves in the second round."""
     own = {"optimizer": "sgd", "local_epochs": 1, "max_grad_norm": 0.0, "lr": 0.05, "lr_ratio": 16.0}
@@ -238,6 +242,7 @@ def test_client_with_numbers_that_are_not_finite_fails(config: dict[str, Any], t
     assert failed == [(1, [("client-0", "nonfinite_parameters")])] * 2
 
 
+@pytest.mark.slow
 def test_page_of_ten_lines_runs(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks of docs/how-to/your-trainer.md, with a small model in place of its own."""
     monkeypatch.chdir(tmp_path)

@@ -112,6 +112,7 @@ def test_evaluation_is_that_of_the_run(finished: rondo.RunResult) -> None:
     assert other["examples"] == 40
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_autopeft_gives_the_same_logits_and_answers(finished: rondo.RunResult, tmp_path: Path) -> None:
     """From the adapter's folder alone, by the lines of its card."""

@@ -74,6 +74,7 @@ def test_a_reward_model_is_the_pipelines(llama: Path, tmp_path: Path) -> None:
     assert [p["score"] for p in pipe(texts)] == pytest.approx([row["reward"] for row in made], rel=1e-4)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ["T5", "BART"])
 def test_a_cut_answer_ends_as_whole_ones_do(name: str, tmp_path: Path) -> None:
     """These models read the state of the end token, and refuse rows without it."""
@@ -86,6 +87,7 @@ def test_a_cut_answer_ends_as_whole_ones_do(name: str, tmp_path: Path) -> None:
     assert found[1]["reward"] == pytest.approx(found[2]["reward"], rel=1e-4) != found[0]["reward"]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("task", [TASK, REWARD], ids=["preference", "reward"])
 def test_resumed_run_has_the_same_bits(task: dict[str, Any], llama: Path, tmp_path: Path) -> None:
     rows, adapters = preferred(15), []
@@ -97,6 +99,7 @@ def test_resumed_run_has_the_same_bits(task: dict[str, Any], llama: Path, tmp_pa
     assert adapters[0] == adapters[1]
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("change", [{"simulation": {"cohort": 3}}, {"train": {"packing": False, "micro_batch": 2}}])
 @pytest.mark.parametrize("task", [TASK, REWARD], ids=["preference", "reward"])
 def test_clients_in_one_call_and_rows_in_parts_change_nothing(
@@ -188,6 +191,7 @@ def test_whole_models_have_no_reference(llama: Path) -> None:
         load({key: section for key, section in made.items() if key != "adapter"})
 
 
+@pytest.mark.slow
 def test_conversations_need_a_template(tmp_path: Path) -> None:
     """Texts do not; nor does a tokenizer need a padding token."""
     bare = save_tiny_llama(tmp_path / "llama")

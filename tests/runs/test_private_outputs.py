@@ -108,6 +108,7 @@ def says_otherwise(text: str, sentences: list[list[str]]) -> list[str]:
     return [protection for protection, count in named.items() if not count or right[protection] != count]
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_output_says_the_sentences_of_the_record(kind: str, sources: Path, tmp_path: Path) -> None:
     """Terminal, notebooks, records, cards, pages and comparisons; a search takes no private run."""
@@ -129,6 +130,7 @@ def test_every_output_says_the_sentences_of_the_record(kind: str, sources: Path,
     }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("kind", "bare"), [("clients", True), ("masked sums", True), ("rows", False)])
 def test_card_promises_nothing_of_tensors_without_noise(kind: str, bare: bool, sources: Path, tmp_path: Path) -> None:
     """What a client keeps has no noise, except where each step has; rows that a model is adapted to never have."""
@@ -146,6 +148,8 @@ def test_card_promises_nothing_of_tensors_without_noise(kind: str, bare: bool, s
     }
 
 
+@pytest.mark.slow
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("kind", "seeds"), [("clients", [0, 1]), ("rows", [0])])
 def test_comparison_tells_what_all_its_runs_spent_together(
     kind: str, seeds: list[int], sources: Path, tmp_path: Path

@@ -123,6 +123,7 @@ def test_stopped_run_goes_on_to_the_same_bits_and_never_forgets(sites: bool, sou
     assert not (sites and (whole.run_dir / "privacy.key").exists())
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("at", range(3))
 def test_run_that_dies_at_a_write_of_its_account_spends_each_sum_once(
@@ -155,6 +156,7 @@ def test_lost_key_or_account_ends_the_run(sources: Path, tmp_path: Path) -> None
         rondo.resume(tmp_path / "cut", device="cpu")
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("at", [0, 2, *(pytest.param(at, marks=pytest.mark.slow) for at in (1, 3))])
 def test_full_disk_stops_a_private_run_and_forgets_nothing(
     at: int, sources: Path, tmp_path: Path, full_at: Any
@@ -245,6 +247,7 @@ def test_round_without_clients_steps_and_spends(sources: Path, tmp_path: Path) -
     assert attempts(result.run_dir) == list(range(10))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("gone", [2, 6])
 def test_client_that_fails_counts_as_zero(gone: int, sources: Path, tmp_path: Path) -> None:
     """Clients crash in every round: some of six or all. No round is skipped, and the noise and epsilon are the same."""
@@ -302,6 +305,7 @@ def test_option_that_breaks_the_guarantee_is_refused(sections: dict[str, Any], m
     assert message in str(caught.value)
 
 
+@pytest.mark.slow
 def test_delta_that_protects_no_row_is_refused(sources: Path, tmp_path: Path) -> None:
     of_rows = {"adversary": "server", "unit": "example", "delta": 0.5}
     config = configured(sources, privacy=of_rows, clients={"sampling": "full", "per_round": None})

@@ -126,7 +126,7 @@ EVERYWHERE = ("resume", "evaluate", "client", "export", "adapter")
     ],
     ids=["activation", "heads", "epsilon", "weights", "tokenizer", "owner", "name", "test rows", "settings"],
 )
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(9)
 def test_change_since_the_run_is_refused(
     folder: Path, change: Callable[[], None], path: str, refused: tuple[str, ...]
 ) -> None:

@@ -170,8 +170,8 @@ def kill_everywhere(started: Started, tmp_path: Path, names: tuple[str, ...], ev
 
 @pytest.mark.usefixtures("no_pictures")
 def test_run_killed_at_a_write_resumes_to_same_bytes(started: Callable[[str], Started], tmp_path: Path) -> None:
-    """Killed at every thirteenth write, flush or rename; the slow tests kill at every call."""
-    kill_everywhere(started("rolora"), tmp_path, WRITES, every=13)
+    """Killed at every 31st write, flush or rename; the slow tests kill at every call."""
+    kill_everywhere(started("rolora"), tmp_path, WRITES, every=31)
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -313,6 +313,7 @@ def written(sources: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
     return path
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signal_ends_run_cleanly_and_run_resumes(
     number: signal.Signals, code: int, written: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -502,6 +503,7 @@ def test_resume_lists_and_refuses_differences(
         Path(rows).write_bytes(kept)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ["truncate", "unlink"])
 def test_resume_on_a_disk_that_cannot_be_written_is_told(
     name: str, cut: Path, capfd: pytest.CaptureFixture[str]

@@ -238,6 +238,7 @@ def test_file_format_makes_no_difference(run: Run, tmp_path: Path) -> None:
     assert len({(r.run_dir / "partition.json").read_text() for r in results}) == 1
 
 
+@pytest.mark.slow
 def test_two_text_columns(run: Run, data: Path) -> None:
     result = run(task={"text": ["first", "second"]}, data={"source": str(data)})
     assert result.history[-1]["clients"] == 3
@@ -263,6 +264,7 @@ def test_natural_clients(run: Run, data: Path) -> None:
     assert_accounted(report(result))
 
 
+@pytest.mark.slow
 def test_label_of_a_single_client(run: Run, tmp_path: Path) -> None:
     for i, site in enumerate("abc"):
         rows = [row | {"label": "mixed"} if site == "c" else row for row in reviews(12, seed=i)]
@@ -479,6 +481,7 @@ def test_sorted_files_are_sampled_with_their_shares(run: Run, tmp_path: Path) ->
     assert evaluate.evaluate(first.run_dir, device="cpu")["test"] == pytest.approx(first.metrics["global"])
 
 
+@pytest.mark.slow
 def test_sample_keeps_the_shares_of_natural_clients(run: Run, tmp_path: Path) -> None:
     rows = [row | {"who": "large" if i < 36 else "small"} for i, row in enumerate(reviews(48))]
     source = {"source": str(write_rows(tmp_path / "rows.csv", rows)), "max_train_rows": 16}
@@ -521,6 +524,7 @@ def test_rows_of_one_class_are_warned_of(run: Run, data: Path, tmp_path: Path, s
     assert report(result)["warnings"] == [str(warning.message) for warning in caught]
 
 
+@pytest.mark.slow
 def test_cut_texts_are_counted(run: Run, tmp_path: Path) -> None:
     train, test = reviews(24), reviews(12)
     for row in (train[3], train[17], test[5]):
@@ -660,6 +664,7 @@ def test_clients_get_their_configured_ranks(run: Run, data: Path) -> None:
     assert scales == {1.0}  # alpha / the run's rank, for every client
 
 
+@pytest.mark.slow
 def test_bytes_budget_ignores_layers_without_weights(run: Run, data: Path, bert: Path, tmp_path: Path) -> None:
     """A pooler that the checkpoint lacks is drawn, so it is head and not adapted. Only loading the model tells."""
     folder = Path(shutil.copytree(bert, tmp_path / "without-pooler"))
@@ -850,6 +855,7 @@ def test_run_that_cannot_train_stops_with_the_reason(run: Run, data: Path) -> No
     assert "rondo resume --allow-nondeterministic goes on. Committed rounds are in" in str(stopped.value)
 
 
+@pytest.mark.slow
 def test_run_whose_rounds_have_no_failed_client_stops_with_the_reason(run: Run, data: Path) -> None:
     with failing(FedIT, "aggregate", ZeroDivisionError("no")), pytest.raises(RunStopped) as stopped:
         run(data={"source": str(data)})
@@ -954,6 +960,7 @@ def test_merged_export_is_a_plain_model(finished: runner.RunResult, tmp_path: Pa
     assert [name for name, _ in model.named_parameters() if "lora" in name] == []
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("merged", [False, True], ids=["adapter", "merged"])
 def test_merged_export_of_a_base_in_bfloat16_says_its_type(merged: bool, run: Run, data: Path, tmp_path: Path) -> None:
     model = save_tiny_bert(tmp_path / "half")
@@ -966,6 +973,7 @@ def test_merged_export_of_a_base_in_bfloat16_says_its_type(merged: bool, run: Ru
     assert ("The weights are in float32: the base model's own bfloat16" in card) is merged
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("merged", [False, True], ids=["adapter", "merged"])
 def test_export_of_a_fast_run_is_verified_in_float32(
     merged: bool, run: Run, data: Path, tmp_path: Path, bf16: Callable[[bool], None]
@@ -987,6 +995,7 @@ def test_personal_method_exports_a_model_per_client(personal: runner.RunResult, 
     assert written[None] == weights(personal.run_dir / "adapter")
 
 
+@pytest.mark.slow
 def test_client_without_a_model_of_its_own_is_refused(run: Run, data: Path, tmp_path: Path) -> None:
     result = run(data={"source": str(data)}, rounds=1)
     reason = "fedit keeps nothing at its clients: 'client-1' has the global model"
@@ -1052,6 +1061,7 @@ def test_working_folder_is_not_replaced_by_an_export(
         assert "cannot be replaced; name a new folder in it" in message
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("merged", [False, True])
 def test_export_killed_midway_does_not_block_the_next(
     merged: bool, finished: runner.RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -73,6 +73,7 @@ def test_answers_before_are_the_base_models(finished: rondo.RunResult, gpt2: Pat
         assert tokenizer.decode(made, skip_special_tokens=True) == sample["before"]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("rounds", [0, 1])
 def test_resumed_run_has_the_same_answers(finished: rondo.RunResult, gpt2: Path, tmp_path: Path, rounds: int) -> None:
     stopped(config(gpt2, tmp_path), tmp_path / "run", at=rounds)

@@ -86,6 +86,7 @@ def test_samples_show_entities(finished: RunResult) -> None:
     assert sample["after"] == sample["expected"] != sample["before"]
 
 
+@pytest.mark.slow
 def test_predictions_of_texts_count_characters(bert: Path, tmp_path: Path) -> None:
     task = {**TASK, **dict.fromkeys(("tokens", "tags")), "text": "text", "spans": "spans"}
     rows = list(map(with_spans, tagged(60)))
@@ -200,6 +201,7 @@ def test_keys_are_checked(task: dict[str, Any], problems: dict[str, str]) -> Non
     assert [path for path, message in problems.items() if message not in found[path]] == []
 
 
+@pytest.mark.slow
 def test_windows_change_no_word(bert: Path, tmp_path: Path) -> None:
     """Every word of long rows is scored once, whatever the windows."""
     rows, counts = tagged(12, longest=60), []
@@ -243,6 +245,7 @@ def test_rows_without_entities_are_refused(bert: Path, tmp_path: Path) -> None:
         rondo.run(config(bert), train=rows, run_dir=tmp_path / "run", device="cpu")
 
 
+@pytest.mark.slow
 def test_numbers_need_names(bert: Path, tmp_path: Path) -> None:
     rows = [{**row, "tags": [CLASSES.index(tag) for tag in row["tags"]]} for row in tagged(24)]
     with pytest.raises(rondo.ConfigError, match=r"task\.labels: column 'tags' has numbers: name the tags, in the"):
@@ -255,6 +258,7 @@ def test_numbers_need_names(bert: Path, tmp_path: Path) -> None:
     assert digests[0] == digests[1]
 
 
+@pytest.mark.slow
 def test_every_form_of_file_gives_the_same_examples(bert: Path, tmp_path: Path) -> None:
     """Lists in Parquet, JSON lines and CSV; columns of CoNLL; texts with spans."""
     rows = tagged(24)
@@ -278,6 +282,7 @@ def test_every_form_of_file_gives_the_same_examples(bert: Path, tmp_path: Path) 
     assert len(set(digests.values())) == 1
 
 
+@pytest.mark.slow
 def test_slow_tokenizer_is_refused(bert: Path, tmp_path: Path) -> None:
     from rondo.config.inputs import TaskConfig
     from rondo.tasks.language.tagging.token_classification import TokenClassification

@@ -41,6 +41,7 @@ def compared(config: dict[str, Any], **given: Any) -> Any:
     return rondo.compare(["fedit"], config, seeds=[0, 1], out="out", device="cpu", **given)
 
 
+@pytest.mark.slow
 def test_comparison_over_seeds_has_one_data_set(config: dict[str, Any]) -> None:
     first = compared(config)
     before = finished("out")
@@ -54,12 +55,14 @@ def test_comparison_over_seeds_has_one_data_set(config: dict[str, Any]) -> None:
     assert finished("out") == before
 
 
+@pytest.mark.slow
 def test_rows_that_change_during_a_comparison_are_told(config: dict[str, Any]) -> None:
     changing = Watch(done=lambda done: write_rows(Path("rows.csv"), changed(reviews(24))))
     with pytest.raises(ConfigError, match="rolora-seed-0 has another partition than fedit-seed-0"):
         rondo.compare(["fedit", "rolora"], config, out="out", device="cpu", observer=changing)
 
 
+@pytest.mark.slow
 def test_rows_and_model_of_a_program_are_held_against_those_of_its_runs(config: dict[str, Any]) -> None:
     import transformers
 
@@ -108,6 +111,7 @@ def test_finished_runs_whose_start_is_drawn_are_taken(config: dict[str, Any]) ->
     assert finished(".") == before
 
 
+@pytest.mark.slow
 def test_names_of_labels_are_those_of_the_run(config: dict[str, Any]) -> None:
     compared(config)
     names = {"neg": "bad", "pos": "good"}
@@ -116,6 +120,7 @@ def test_names_of_labels_are_those_of_the_run(config: dict[str, Any]) -> None:
         compared(config)
 
 
+@pytest.mark.slow
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("model", ["bert", "builtin:minilm"])
 def test_adapter_that_runs_start_from_is_theirs(model: str, config: dict[str, Any]) -> None:
@@ -171,6 +176,7 @@ def test_comparison_has_one_state_of_ones_own_code(config: dict[str, Any], monke
         rondo.compare(names, config, out="out", device="cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("command", ["reproduce", "tune"])
 def test_files_of_an_entry_are_those_of_its_runs(command: str, config: dict[str, Any], invoke: Invoke) -> None:

@@ -38,6 +38,7 @@ def personal(request: pytest.FixtureRequest, bert: Path, tmp_path_factory: pytes
     return rows, rondo.run(given, train=rows(24), run_dir=run_dir, device="cpu")
 
 
+@pytest.mark.sweep(2)
 def test_personal_head(personal: Any, tmp_path: Path) -> None:
     rows, result = personal
     assert result.metrics["personal"]["f1"]["clients"] == 3

@@ -149,6 +149,7 @@ def viewed(config: Any, task: Any) -> nn.Module:
     return Viewed(task.shape[2])
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("factors", [False, True])
 def test_network_with_a_view_runs_and_says_so(channels: int, factors: bool, tmp_path: Path) -> None:
@@ -186,6 +187,7 @@ def silent(config: Any, task: Any) -> nn.Module:
     return Silent(len(task.labels))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("what", [["conv.*"], "head"], ids=["whole", "adapted"])
 def test_module_whose_setters_return_nothing_runs(what: Any, tmp_path: Path) -> None:
     """Whole, and with factors alone beside a trained head."""
@@ -224,6 +226,7 @@ def test_patience_of_a_personal_method_counts_the_scores_at_clients(tmp_path: Pa
         rondo.run(settings, train=rows(96), test=rows(30, 1), run_dir=tmp_path / "global", device="cpu")
 
 
+@pytest.mark.slow
 def test_seconds_of_a_resumed_run_are_those_of_all_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first part has one round of a thousand seconds by the clock."""
     clock, stop, ahead = time.perf_counter, threading.Event(), [0.0]
@@ -306,6 +309,7 @@ def test_factors_and_whole_tensors_train_together(tmp_path: Path) -> None:
     assert torch.linalg.matrix_rank(tensors(tmp_path / "run" / "adapter")["hidden.weight"]) == 2
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("what", ["head", ["conv.*", "norm.bias"]])
 def test_only_the_named_tensors_are_trained(what: Any, tmp_path: Path) -> None:
     run(tmp_path / "run", train={"what": what})
@@ -356,6 +360,7 @@ def test_newcomers_head_is_fitted_and_the_body_stays(fedrep: Path, tmp_path: Pat
     assert "took no part in the run" in (tmp_path / "new" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_adapting_again_gives_the_same_scores(fedrep: Path) -> None:
     assert adapted(fedrep, shots=[10]) == adapted(fedrep, shots=[10])
 

@@ -124,6 +124,7 @@ def test_methods_beside_a_personal_one_are_compared_at_the_clients(compared: com
     assert "Differences are of accuracy on the clients' own rows, paired by seed" in table.notes[1]
 
 
+@pytest.mark.slow
 def test_methods_without_a_test_set_are_scored_in_the_same_rounds(tiny: dict[str, Any], tmp_path: Path) -> None:
     """One dot each, labelled as a score on the test set, was all that the picture had."""
     config = {**tiny, "data": {"source": tiny["data"]["source"]}}
@@ -510,6 +511,7 @@ def test_methods_of_a_file_are_compared_each_with_its_own_values(tiny: dict[str,
     assert (one.config.train.lr, two.config.train.lr) == (0.02, 0.9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_labels_with_one_name_of_a_folder_get_two(processes: int, tiny: dict[str, Any], tmp_path: Path) -> None:
     rates = {"a b": 0.1, "a-b": 0.2}

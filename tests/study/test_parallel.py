@@ -77,6 +77,7 @@ def test_one_process_makes_runs_with_the_bits_of_one_each(tmp_path: Path, starte
         assert side.read_bytes() == here.read_bytes()
 
 
+@pytest.mark.slow
 def test_process_that_dies_takes_its_run_alone(tmp_path: Path, started: list[Any]) -> None:
     jobs = [linear(tmp_path, "one"), linear(tmp_path, "two", ENDLESS), linear(tmp_path, "three")]
 
@@ -123,6 +124,7 @@ def test_full_disk_is_told_from_a_run_that_cannot_finish(tmp_path: Path) -> None
     assert not runs.stopped
 
 
+@pytest.mark.slow
 def test_refused_run_ends_the_others(tmp_path: Path, started: list[Any]) -> None:
     jobs = [linear(tmp_path, "one", ENDLESS), linear(tmp_path, "two")]
     jobs[1].folder.mkdir()
@@ -152,6 +154,7 @@ def test_stop_ends_every_process_after_its_step(tmp_path: Path, started: list[An
         assert json.loads(RunDirectory(job.folder).metrics.read_text(encoding="utf-8").splitlines()[0])["round"] == 0
 
 
+@pytest.mark.slow
 def test_what_is_printed_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither at the start of Python nor by a library later."""
     (tmp_path / "printing").mkdir()
@@ -184,6 +187,7 @@ def own_code(folder: Path, name: str, lines: str, rounds: int = 2) -> Trial:
     return Trial(name, 0, load(config), folder / name)
 
 
+@pytest.mark.slow
 def test_runs_code_finds_no_standard_input_and_the_same_generator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: list[Any]
 ) -> None:
@@ -198,6 +202,7 @@ def test_runs_code_finds_no_standard_input_and_the_same_generator(
     assert len(started) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_death_is_noticed_beside_a_child_that_lives_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: list[Any]

@@ -204,6 +204,7 @@ def test_no_rows_give_no_windows() -> None:
     assert task().row_sizes([]) == []
 
 
+@pytest.mark.slow
 def test_questions_are_forgotten_with_their_examples() -> None:
     whole = task()
     coded = whole.encode([row("w1 w2", "w3", "w2")])

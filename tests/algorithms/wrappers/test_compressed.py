@@ -174,6 +174,7 @@ def test_rounding_keeps_nothing_at_clients() -> None:
 # --- traits -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(10)
 @pytest.mark.parametrize(
     "name", [n for n, a in MADE.items() if taken(a, PACKINGS["top-k"]) and not a.traits.least_squares]
 )

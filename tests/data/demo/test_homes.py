@@ -87,6 +87,7 @@ def test_every_sentence_occurs_once_with_one_intent(made: Homes, seed: int) -> N
     assert max(said.values()) == 1
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("seed", range(3))
 def test_sentences_are_plain_text(made: Homes, seed: int) -> None:
     for row in drawn(seed).train + drawn(seed).test:

@@ -302,7 +302,7 @@ def test_processor_takes_no_larger_steps_than_useful(
 
 @pytest.mark.parametrize("count", [pytest.param(1, marks=slow), 2])
 @pytest.mark.parametrize("name", every_method())
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 def test_rounds_agree_for_any_cohort_size_and_threads(name: str, count: int) -> None:
     states = []
     torch.set_num_threads(count)
@@ -324,6 +324,7 @@ def test_rounds_agree_for_any_cohort_size_and_threads(name: str, count: int) -> 
 LINEAR = [n for n, entry in algorithms.TABLE.items() if entry.linear and not entry.traits.least_squares]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if i % 4 == 0 else slow) for i, n in enumerate(LINEAR)])
 def test_linear_algorithms_hold_few_uploads_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many clients take part."""
@@ -524,6 +525,7 @@ def test_bytes_per_token_are_of_padded_rows() -> None:
     assert uneven == pytest.approx(even, rel=0.1)
 
 
+@pytest.mark.slow
 def test_measuring_memory_keeps_no_reference_to_the_model() -> None:
     """A graph that keeps its saved tensors as they are holds itself, and the frozen weights, until the process ends."""
     module = tiny.bert()

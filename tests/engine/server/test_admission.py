@@ -744,6 +744,7 @@ def large(setup: Server, item: Callable[[int], str]) -> bytes:
     return built(("".join(pieces) + "}").encode(), body)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("title", LARGE)
 def test_large_headers_take_little_time(title: str) -> None:
     """Under 0.5 s of a processor per MB; a comparison of all names with each other took minutes."""

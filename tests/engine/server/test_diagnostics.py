@@ -469,6 +469,7 @@ def simulated(name: str, every: int | None = None) -> Composed:
     return Composed(algorithms.get(name), network, task, population(), config(every), initial)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", every_method())
 def test_diagnostics_change_no_bit_of_a_run(name: str) -> None:
     on, off = simulated(name, 1), simulated(name, 0)

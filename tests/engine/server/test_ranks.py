@@ -113,6 +113,7 @@ def test_budgeted_bytes_equal_uploaded_bytes(name: str, policy: str) -> None:
         assert upload_bytes(sim.algorithm, sites, 4, rank) == max(uploaded)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     "policy", ["shared", pytest.param("local", marks=pytest.mark.slow), pytest.param("frozen", marks=pytest.mark.slow)]
 )
@@ -146,6 +147,7 @@ def test_uploads_keep_client_order_across_cohorts(name: str, policy: str, monkey
         torch.testing.assert_close(tensor, other[n], rtol=0, atol=1e-9)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", RANKED)
 def test_different_ranks_are_scored_and_repeatable(name: str) -> None:
     one, two = ranked(name), ranked(name)

@@ -81,6 +81,7 @@ def raising(error: BaseException) -> Callable[[], object]:
     return fail
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("after", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", every_method())
 def test_failed_aggregation_skips_the_round(name: str, after: int) -> None:

@@ -132,6 +132,7 @@ def assert_same(found: Params, expected: Params, allowed: float = 1e-12) -> None
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=allowed)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("start", [1, 2])
 @pytest.mark.parametrize("kind", MODELS)
 def test_run_with_prefix_equals_run_without(kind: str, start: int) -> None:

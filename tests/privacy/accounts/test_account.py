@@ -143,6 +143,7 @@ def test_write_that_dies_at_any_byte_forgets_nothing(tmp_path: Path) -> None:
         assert [entry.attempt for entry in read(Journal(path).whole())] == [*(e.attempt for e in kept), 9]
 
 
+@pytest.mark.slow
 def test_account_of_many_rounds_is_read_at_once() -> None:
     lines = [replace(STEPS, who=f"c{k % 10}", attempt=k).line() for k in range(20_000)]
     lines += [replace(SUM, attempt=k).line() for k in range(20_000)]

@@ -50,6 +50,7 @@ def test_bound_that_is_enough_is_one() -> None:
     assert epsilon_of_steps(steps, 1e-5, enough=0.9 * exact) == exact
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("noise", "steps"), [(1.0, 100), (1.0, 1000), (1.0, 10**5), (0.02, 1), pytest.param(0.2, 1, marks=pytest.mark.slow)]
 )

@@ -57,6 +57,7 @@ def test_site_masks_for_no_set_whose_sites_were_sent_different_models() -> None:
         ready[0][0].masked(named, numpy.zeros(3, dtype=numpy.int64))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("count", [30, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("ring", RINGS)
 def test_opened_sum_is_the_plain_one_as_integers(ring: Ring, count: int) -> None:

@@ -49,6 +49,7 @@ def scores(trials: int, norm: float, weight: float) -> tuple[np.ndarray, np.ndar
     return found - found[~included].mean(), included
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trials", [2_000, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_canary_is_told_as_well_as_claimed_and_no_better(trials: int) -> None:
     """The bound from below nearly reaches the claim, so the audit would see half the noise or twice the clip."""
@@ -65,6 +66,7 @@ def _per_tensor(change: Tensor, bound: float) -> Tensor:
     return torch.cat([clipped(change[:HALF], bound), clipped(change[HALF:], bound)])
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     ("name", "bug"),
     [
@@ -80,5 +82,6 @@ def test_planted_bug_is_told(name: str, bug: Callable[..., Tensor]) -> None:
         assert least_mu_at(0.5, *scores(2_000, 10 * CLIP, 1.0), level=0.001) > 1 / NOISE
 
 
+@pytest.mark.slow
 def test_larger_weight_is_no_larger_signal() -> None:
     assert least_mu_at(0.5, *scores(2_000, 10 * CLIP, 9.0), level=0.001) <= 1 / NOISE

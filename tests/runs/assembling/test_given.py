@@ -125,6 +125,7 @@ def state(model: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("precision", ["exact", "fast"])
 def test_model_object_gives_the_run_of_its_folder_and_is_not_changed(
     folder: Path, of_files: rondo.RunResult, tmp_path: Path, model: Any, tokenizer: Any, precision: str

@@ -74,6 +74,7 @@ def test_missing_package_is_refused_before_training(tmp_path: Path) -> None:
 SLOW = [pytest.param(how, marks=pytest.mark.slow) for how in ("hangs", "hangs at its end")]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("how", ["throws", "throws once", "fills the disk", "is broken", *SLOW])
 def test_no_fault_of_a_tracker_changes_a_bit(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
@@ -106,6 +107,7 @@ def test_resumed_run_goes_on_with_its_tracked_run(package: Path, tmp_path: Path)
     assert json.loads((tmp_path / "run" / "tracking.json").read_text()) == first
 
 
+@pytest.mark.slow
 def test_tracker_begins_after_the_last_round_of_a_secret_turnout(package: Path, tmp_path: Path) -> None:
     pytest.importorskip("dp_accounting")
     private = {"adversary": "reader", "unit": "client", "clip": 1.0, "noise": 1.0, "delta": 1e-3}

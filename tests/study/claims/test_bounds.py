@@ -114,6 +114,7 @@ def test_largest_factor_asks_nothing_of_rounding() -> None:
     assert Curve([1], [0], [1.0]).largest_factor() == 0
 
 
+@pytest.mark.slow
 def test_bounds_come_to_their_verdicts(tmp_path: Path) -> None:
     """Iterations of two rounds, the first from the run's start: with inputs that are isotropic every angle is known."""
     problem = {**LINEAR["problem"], "design": "isotropic"}
@@ -155,6 +156,7 @@ def test_bounds_come_to_their_verdicts(tmp_path: Path) -> None:
     assert "| at least 10 times alternating in the mean (Lemma 0) |" in lines
 
 
+@pytest.mark.slow
 def test_smallest_score_of_a_run_counts_where_an_entry_says_so(tmp_path: Path) -> None:
     """A step that is too large takes the angle past its least."""
     arms = {**ENTRY["arms"], "wild": {"algorithm": {"name": "rolora-linear"}, "train": {**TRAIN, "lr": 2.0}}}
@@ -166,6 +168,7 @@ def test_smallest_score_of_a_run_counts_where_an_entry_says_so(tmp_path: Path) -
     assert trials.entry.score.of(wild) == min(values) < values[-1]
 
 
+@pytest.mark.slow
 def test_own_rows_are_scored_under_one_name(tmp_path: Path) -> None:
     config = {**LINEAR, "data": {"source": "builtin:linear", "validation_fraction": 0.25}, "rounds": 1}
     config["problem"] = {"kind": "heads", "clients": 4, "rows": 12, "inputs": 5}
@@ -178,6 +181,7 @@ def test_own_rows_are_scored_under_one_name(tmp_path: Path) -> None:
     assert [len(finding.paired.differences) for finding in findings(trials)] == [2]
 
 
+@pytest.mark.slow
 def test_logarithm_of_zero_is_told(tmp_path: Path) -> None:
     """A is frozen in the first round, so it does not drift."""
     config = {**LINEAR, "evaluation": {"diagnostics_every": 1}}

@@ -167,6 +167,7 @@ def test_trials_have_a_score_and_tables_of_their_own(tmp_path: Path) -> None:
     assert len(set(digests)) == 2
 
 
+@pytest.mark.slow
 def test_full_disk_ends_the_command_and_no_run_for_good(tmp_path: Path) -> None:
     path, out = written(tmp_path), tmp_path / "out"
     with failing(runner, "run", DiskFailed("no space left")):
@@ -196,6 +197,7 @@ def test_run_begun_otherwise_is_named_with_a_remedy_that_there_is(tmp_path: Path
         assert "--allow-nondeterministic" not in words
 
 
+@pytest.mark.slow
 def test_page_names_no_stopped_run_that_is_no_part_of_it(tmp_path: Path) -> None:
     path, out = written(tmp_path), tmp_path / "out"
     decided(path, out)
@@ -204,6 +206,7 @@ def test_page_names_no_stopped_run_that_is_no_part_of_it(tmp_path: Path) -> None
     assert not [line for line in page(out) if "stopped" in line]
 
 
+@pytest.mark.slow
 def test_page_names_every_environment_of_its_runs(tmp_path: Path) -> None:
     path, out = written(tmp_path), tmp_path / "out"
     decided(path, out)
@@ -274,6 +277,7 @@ def test_entries_of_one_file_share_its_keys_and_have_their_own() -> None:
     assert "privacy-homes" not in entries.names()
 
 
+@pytest.mark.slow
 def test_page_of_ones_own_entry_tells_its_command(tmp_path: Path) -> None:
     path = written(tmp_path).rename(tmp_path / "my own.toml")
     decided(path, tmp_path / "out")
@@ -324,6 +328,7 @@ def test_damaged_entry_is_left_out_of_all(
     assert said[-1] == f"two: {out / 'pages' / 'two.md'}"
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("content", ["{}", "[]", "3", "not JSON"])
 @pytest.mark.parametrize(
     "name", ["RUN/summary.json", "RUN/manifest.json", "RUN/metrics.jsonl", "stopped.json", "facts"]

@@ -24,6 +24,7 @@ def test_there_are_records() -> None:
     assert ARCHIVES
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name.removesuffix(".tar.xz"))
 def test_verdicts_follow_from_the_records(archive: Path, tmp_path: Path) -> None:
     """Without the data, and without a run. A page also follows a change of its entry or of a rule of judging."""
@@ -114,6 +115,7 @@ def test_records_of_a_run_tell_its_rows_and_the_number_of_its_clients_and_no_nam
     assert not (again.parent / "dear-seed-0-former").exists()
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name.removesuffix(".tar.xz"))
 def test_records_tell_nothing_of_where_they_were_made(archive: Path) -> None:
     with tarfile.open(archive) as packed:

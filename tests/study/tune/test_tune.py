@@ -303,6 +303,7 @@ def test_method_without_a_table_gets_one(invoke: Invoke, tmp_path: Path) -> None
     assert load(tmp_path / "c.toml").train.lr == LINEAR["train"]["lr"]
 
 
+@pytest.mark.slow
 def test_method_that_finishes_no_trial_is_told_and_nothing_is_written(invoke: Invoke, tmp_path: Path) -> None:
     faults = {"faults": {"crash": 0.999}}
     (tmp_path / "c.toml").write_text(tomli_w.dumps({**LINEAR, **faults}), encoding="utf-8")
@@ -480,6 +481,7 @@ def test_points_of_a_large_grid_are_chosen_by_optuna(
         assert chosen.values["train.lr"] > 0.01
 
 
+@pytest.mark.slow
 def test_rounds_of_a_search_are_not_said(
     tiny: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
