@@ -143,7 +143,6 @@ def test_claims_of_an_entry_are_those_on_its_page(copy: Path) -> None:
     assert claims([copy]) == []
 
 
-@pytest.mark.slow
 def test_every_field_of_the_schema_is_written_by_some_run(finished: Path, tmp_path: Path) -> None:
     """The reverse, a field that is written and not in the schema, ends any run of these tests."""
     sources = make_sources(tmp_path)

@@ -116,7 +116,7 @@ def test_methods(name: str, sources: Path, sums: Sums) -> None:
 RANKED = [name for name in ALLOWED if TABLE[name].traits.client_ranks]
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", RANKED)
 def test_methods_of_a_client_with_a_rank_of_its_own(name: str, sources: Path, sums: Sums) -> None:
     settings = of_rows(configured(name, "example DP", sources), **DROPPED, clients={"ranks": [1]})
@@ -150,7 +150,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sweep(10)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_options(option: str, sources: Path, sums: Sums, bf16: Callable[[bool], None]) -> None:
     bf16(True)
@@ -160,7 +159,6 @@ def test_options(option: str, sources: Path, sums: Sums, bf16: Callable[[bool], 
     assert_law(sums, settings, reviews(20), [(LONG, PLACES), *((row, PLACES[1:2]) for row in another)])
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "option", ["a frozen head", "persons with dropout", "a whole network with its dropout", "bfloat16"]
 )
@@ -288,7 +286,6 @@ def test_kinds_of_tasks(
     assert_law(sums, of_rows(raw), rows[:-1], [(rows[-1], ("front", "end"))])
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("group", [None, "who"])
 @pytest.mark.parametrize("kind", ["question-answering", "token-classification"])
 def test_windows_of_a_row_are_not_told(kind: str, group: str | None, models: dict[str, str]) -> None:

@@ -88,7 +88,6 @@ def handed_out(folder: Path, private: dict[str, Any]) -> Mapping[str, str | byte
     return shown
 
 
-@pytest.mark.slow
 def test_no_output_depends_on_how_many_took_part(compared: Path, private: dict[str, Any], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(compared, tmp_path / "out"))
     before = handed_out(folder, private)
@@ -125,8 +124,6 @@ def test_table_of_a_secret_turnout_says_why_it_has_no_bytes(compared: Path) -> N
     assert not {"up, total", "seconds"} & set(table)
 
 
-@pytest.mark.slow
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("secret", "processes"), [(True, 1), (False, 1), pytest.param(True, 2, marks=pytest.mark.slow)]
 )
@@ -156,7 +153,6 @@ def test_run_that_stops_names_no_client_of_a_secret_turnout(
         assert ("client-1: crash" in shown) is not secret
 
 
-@pytest.mark.slow
 def test_trial_that_stops_names_no_client_of_a_secret_turnout(
     private: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

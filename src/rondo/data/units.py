@@ -14,7 +14,7 @@ from rondo.tasks.task import Example, Task
 
 
 class Units(Sequence[Example]):
-    """Examples of a client, each in one unit: of privacy, or of a pass over a part of them.
+    """Examples of a client, each in one unit: of protection, or of a pass over a part of them.
 
     ``examples``: all of them.
     ``unit``: the number of each one's unit, from 0 on.

@@ -115,12 +115,9 @@ def export(
     if rounded:
         model.dtype = getattr(torch, str(dtype))
     (seen, base), error = opened.model(client), 0.0
-    if any(not is_one_pair(seen, path) for path in map(module_of, pick(seen, router))):
-        message = f"{GATED}; leave it out for the cold-start model" if client else GATED
-        raise ConfigError.at("--client" if client else "RUN_DIR", message)
+    _must_be_one_pair(seen, client)
     if rank is not None:
-        seen, error = model.truncated(seen, base, rank)
-        base = {}
+        (seen, error), base = model.truncated(seen, base, rank), {}
     notes = tuple(model.notes)
     bare = f"the tensors that {client} keeps" if client and opened.assembly.config.guarantee.bares_own_tensors else None
     config = opened.directory.config()
@@ -133,6 +130,13 @@ def export(
         verification = model.verified(to, seen, base, opened.assembly.task, lambda: _some_rows(opened))
         verification = replace(verification, tolerance=_TOLERANCES.get(str(dtype), verification.tolerance))
     return Exported(model.rank(seen, base), error, verification, notes)
+
+
+def _must_be_one_pair(seen: Params, client: str | None) -> None:
+    """Raise :class:`ConfigError` for a model with several pairs of factors in a layer."""
+    if any(not is_one_pair(seen, path) for path in map(module_of, pick(seen, router))):
+        message = f"{GATED}; leave it out for the cold-start model" if client else GATED
+        raise ConfigError.at("--client" if client else "RUN_DIR", message)
 
 
 def _check(run_dir: str | Path, rank: int | None, *, merged: bool) -> None:
